@@ -1,0 +1,28 @@
+# make run: the quickstart.  make test: linter, types, tests.  Both set up .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test check setup bench clean
+
+run: $(READY)
+	$(BIN)/fednormec run
+
+test check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+setup: $(READY)
+
+# made anew when what is to be installed changes; pip takes only what is pinned in constraints.txt
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"fednormec needs Python 3.11 or newer, this is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+from fednormec.cli import main
+
+main()

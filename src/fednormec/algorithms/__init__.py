@@ -1,0 +1,1 @@
+"""Three recursions carry the family: error feedback, averaging, control variates."""

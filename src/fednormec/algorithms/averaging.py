@@ -1,0 +1,30 @@
+"""Averaging: clients keep nothing, the server steps along the mean of their bounded displacements."""
+
+import torch
+from torch import Tensor
+
+from fednormec.algorithms.base import Algorithm, Server
+from fednormec.bounds import Bound
+from fednormec.errors import one_of, positive
+from fednormec.local import LocalUpdate
+from fednormec.participation import Weights
+
+
+def averaging(
+    name: str, local: LocalUpdate, bound: Bound, *, server_step: float, bounded: str = "displacement"
+) -> Algorithm:
+    """x <- x - eta (1/(pM)) sum_{i in S} bound(x - T_i(x)), or bound(P_i) with bounded="update"."""
+    eta = positive("server_step", server_step)
+    one_of("bounded", bounded, ("displacement", "update"))
+    scale = local.step if bounded == "displacement" else 1.0
+
+    def init(x0: Tensor) -> Server:
+        return Server(x0, x0.new_empty(0), 0)
+
+    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        return bound(updates if scale == 1 else updates * scale), rows
+
+    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
+        return Server(torch.add(server.x, mean, alpha=-eta * weights.average), server.memory, server.round + 1)
+
+    return Algorithm(name, local, bound, init, client, server, memory_slots=0)

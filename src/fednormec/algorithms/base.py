@@ -1,0 +1,45 @@
+"""An algorithm is a value: pure functions, state in, state out."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fednormec.bounds import Bound
+from fednormec.local import LocalUpdate
+from fednormec.participation import Weights
+
+
+class Server(NamedTuple):
+    """What the server knows after `round` rounds: the model x and its own memory (empty, or one vector)."""
+
+    x: Tensor
+    memory: Tensor
+    round: int
+
+
+class Algorithm(NamedTuple):
+    """The two sides of a round. Client quantities are rows, one per client: a tile in process, one row on the wire.
+
+    init(x0) -> Server
+    client(server, rows, updates) -> (messages, rows): `rows` (B, memory_slots d) are the clients' memories, all zero
+        before the first round, `updates` (B, d) their P_i; messages are (B, message_slots d), bounded by `bound`.
+    server(server, mean, weights) -> Server: `mean` is the noisy sum of the senders' messages over M, the only thing
+        that ever crosses from clients to server.
+    correction(server, rows) -> (B, d): what is added to every local gradient, for methods with control variates.
+    idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same.
+    prime: an algorithm that runs for one exact round before the first, to fill the memories with local updates.
+        It is an exact, unbounded release: never with privacy.
+    """
+
+    name: str
+    local: LocalUpdate
+    bound: Bound
+    init: Callable[[Tensor], Server]
+    client: Callable[[Server, Tensor, Tensor], tuple[Tensor, Tensor]]
+    server: Callable[[Server, Tensor, Weights], Server]
+    memory_slots: int
+    message_slots: int = 1
+    idle_clients_advance: bool = False
+    correction: Callable[[Server, Tensor], Tensor] | None = None
+    prime: "Algorithm | None" = None

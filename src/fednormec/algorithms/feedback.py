@@ -1,0 +1,72 @@
+"""Error feedback (EF21): a client sends the bounded difference between its update and a memory of what it sent."""
+
+import torch
+from torch import Tensor
+
+from fednormec.algorithms.base import Algorithm, Server
+from fednormec.bounds import Bound, identity
+from fednormec.errors import UserError, non_negative, one_of, positive
+from fednormec.local import LocalUpdate
+from fednormec.participation import Weights
+
+
+def feedback(
+    name: str,
+    local: LocalUpdate,
+    bound: Bound,
+    *,
+    beta: float,
+    server_step: float,
+    server_normalization: bool = False,
+    warmup_rounds: int = 0,
+    client_momentum: float = 1.0,
+    initial_memory: str = "zero",
+) -> Algorithm:
+    """Delta_i = bound(u_i - v_i), v_i <- v_i + beta Delta_i;  v <- v + beta q mean(Delta),  x <- x - eta v [/ ||v||].
+
+    u_i is the update P_i, or with client_momentum m < 1 its average u_i <- (1-m) u_i + m P_i, kept beside v_i.
+    For the first `warmup_rounds` the server keeps x while the memories track P_i(x^0).
+    """
+    m, beta, eta = client_momentum, positive("beta", beta), positive("server_step", server_step)
+    if not 0 < m <= 1:
+        raise UserError(f"client_momentum must lie in (0, 1], not {m}.")
+    non_negative("warmup_rounds", warmup_rounds)
+    one_of("initial_memory", initial_memory, ("zero", "local_updates"))
+
+    def init(x0: Tensor) -> Server:
+        return Server(x0, torch.zeros_like(x0), 0)
+
+    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        v, u = rows[:, : updates.shape[1]], updates
+        if m < 1:
+            u = torch.lerp(rows[:, updates.shape[1] :], updates, m)
+        delta = bound(u - v)  # Alg. 1, line 6
+        v = torch.add(v, delta, alpha=beta)  # line 7
+        return delta, v if m == 1 else torch.cat([v, u], dim=1)
+
+    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
+        v = torch.add(server.memory, mean, alpha=beta * weights.memory)  # line 14
+        if server.round < warmup_rounds:
+            return Server(server.x, v, server.round + 1)
+        length = float(torch.linalg.vector_norm(v, dtype=torch.float64)) if server_normalization else 1.0
+        x = torch.add(server.x, v, alpha=-eta / length) if length > 0 else server.x  # line 15
+        return Server(x, v, server.round + 1)
+
+    prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
+    slots = 1 if m == 1 else 2
+    return Algorithm(
+        name, local, bound, init, client, server, memory_slots=slots, idle_clients_advance=True, prime=prime
+    )
+
+
+def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:
+    """One exact round after which v_i = u_i = P_i(x^0) and the server's memory is their mean; x stays."""
+
+    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        return updates, torch.cat([updates, updates], dim=1) if momentum else updates
+
+    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
+        return Server(server.x, mean, 0)
+
+    slots = 2 if momentum else 1
+    return Algorithm("prime", local, identity(), lambda x0: Server(x0, x0, 0), client, server, memory_slots=slots)

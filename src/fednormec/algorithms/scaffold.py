@@ -1,0 +1,39 @@
+"""Control variates (SCAFFOLD): each client corrects its local gradients by what it knows of its own drift."""
+
+import torch
+from torch import Tensor
+
+from fednormec.algorithms.base import Algorithm, Server
+from fednormec.bounds import Bound
+from fednormec.errors import positive
+from fednormec.local import LocalUpdate
+from fednormec.participation import Weights
+
+
+def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step: float) -> Algorithm:
+    """Local gradients become grad + c - c_i; the message is [P_i, P_i - c], bounded jointly.
+
+    With P_i the corrected update, P_i - c is the change of c_i in option II of the paper, and x - T_i(x) = gamma P_i
+    travels as P_i, so that both halves are gradients and one radius fits them. A client moves c_i by what it sends
+    (the bounded half), so that c stays the mean of the c_i. Idle clients sleep: a c_i that moved unheard would never
+    reach c, and the correction c - c_i would be wrong from then on.
+    """
+    step = positive("server_step", server_step) * local.step
+
+    def init(x0: Tensor) -> Server:
+        return Server(x0, torch.zeros_like(x0), 0)
+
+    def correction(server: Server, rows: Tensor) -> Tensor:
+        return server.memory - rows
+
+    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        message = bound(torch.cat([updates, updates - server.memory], dim=1))
+        return message, rows + message[:, updates.shape[1] :]
+
+    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
+        displacement, change = mean.chunk(2)
+        x = torch.add(server.x, displacement, alpha=-step * weights.average)
+        c = torch.add(server.memory, change, alpha=weights.memory)
+        return Server(x, c, server.round + 1)
+
+    return Algorithm(name, local, bound, init, client, server, memory_slots=1, message_slots=2, correction=correction)

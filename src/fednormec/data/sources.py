@@ -1,0 +1,298 @@
+"""Where the clients' data comes from: the bundled digits, .npz files, a folder with one file per client, arrays.
+
+Whatever the source, the result is the same: `FederatedData`, checked when it is made, so that no later code has to.
+Values are taken as they are: uint8 images stay in 0..255 as float32, so divide by 255 yourself where a model wants
+it. x may hold values that are not finite; a run leaves such clients out and says so.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fednormec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Pair = tuple[np.ndarray | Tensor, np.ndarray | Tensor]
+
+MAX_LABEL = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """N >= 1 examples: x (N, ...) in float32 (float64 stays float64), y (N,) labels in int64, none negative.
+
+    Anything numpy can read is accepted, torch tensors too, and converted; whole numbers stored as floats are labels.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __post_init__(self) -> None:
+        x, y = _inputs(_array(self.x, "x")), _labels(_array(self.y, "y"))
+        if len(x) != len(y):
+            raise UserError(f"expected one label per example, got {len(x)} in x and {len(y)} in y; make them agree")
+        if len(x) == 0:
+            raise UserError("expected at least one example, got no data; add some or leave this out")
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: np.ndarray) -> "Examples":
+        """The examples at these indices."""
+        return Examples(self.x[index], self.y[index])
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Unpacks as a pair: x, y = examples."""
+        return iter((self.x, self.y))
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Each client's own examples and a public test set: one example shape and one dtype throughout."""
+
+    clients: tuple[Examples, ...]
+    test: Examples | None
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise UserError("expected at least one client, got none; give each client its x and y")
+        if len(set(self.names)) != len(self.clients) or len(self.names) != len(self.clients):
+            raise UserError(f"expected {len(self.clients)} different client names, got {list(self.names)}; rename them")
+        owners = [f"client {name}" for name in self.names]
+        for owner, examples in zip(owners, self.clients, strict=True):
+            _check_same_shape(self.clients[0], owners[0], examples, owner)
+        if self.test is not None:
+            _check_same_shape(self.clients[0], owners[0], self.test, "the test set")
+        self._use_one_dtype()
+
+    @property
+    def num_classes(self) -> int:
+        """The largest label anywhere, plus one."""
+        return 1 + max(int(examples.y.max()) for examples in self._all())
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return self.clients[0].x.shape[1:]
+
+    def _all(self) -> tuple[Examples, ...]:
+        return self.clients if self.test is None else (*self.clients, self.test)
+
+    def _use_one_dtype(self) -> None:
+        """Widen to float64 where some examples are: a model has one dtype."""
+        if len({examples.x.dtype for examples in self._all()}) > 1:
+            object.__setattr__(self, "clients", tuple(_widen(client) for client in self.clients))
+            object.__setattr__(self, "test", None if self.test is None else _widen(self.test))
+
+
+class NpzData(NamedTuple):
+    """What one .npz file holds; `client_ids`, where present, has one id per example of `train`."""
+
+    train: Examples
+    test: Examples | None
+    client_ids: np.ndarray | None
+
+
+def digits() -> Examples:
+    """The 1,797 handwritten digits that ship with scikit-learn: x (1797, 1, 8, 8) in [0, 1]. No download."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    images, labels = load_digits(return_X_y=True)
+    return Examples((images / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels)
+
+
+def read_npz(path: str | Path) -> NpzData:
+    """One file for everybody: keys x and y, and optionally client (an id per example), x_test and y_test together."""
+    arrays = _load(path, required=("x", "y"), optional=("client", "x_test", "y_test"))
+    train = _examples(arrays["x"], arrays["y"], str(path))
+    return NpzData(train, _test_of(arrays, train, path), _client_ids_of(arrays, train, path))
+
+
+def read_folder(path: str | Path) -> FederatedData:
+    """One .npz file per client with keys x and y, named by its file stem, in alphabetical order.
+
+    `test.npz`, where present, is the test set and never a client.
+    """
+    if not Path(path).is_dir():
+        raise UserError(f"expected a folder of .npz files at {path}, found none; check the path")
+    files = sorted(Path(path).glob("*.npz"), key=lambda file: file.stem)
+    examples = {file.stem: _read_client(file) for file in files}
+    test = examples.pop("test", None)
+    if not examples:
+        raise UserError(f"expected one .npz file per client in {path}, found none; write each client's x and y there")
+    return FederatedData(tuple(examples.values()), test, tuple(examples))
+
+
+def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Indices for training and for a test set of round(test_fraction * N) examples; a fraction of 0 sets none aside.
+
+    Any other fraction leaves at least one example on each side.
+    """
+    if not 0 <= test_fraction < 1:
+        raise UserError(f"test_fraction must be at least 0 and below 1, got {test_fraction!r}: take 0.2, say, or 0")
+    order = rng.permutation(num_examples)
+    if test_fraction == 0:
+        return order, order[:0]
+    if num_examples < 2:
+        raise UserError("expected at least two examples to split, got one: set test_fraction to 0 or add data")
+    cut = min(max(round(test_fraction * num_examples), 1), num_examples - 1)
+    return order[cut:], order[:cut]
+
+
+def federate(
+    train: Examples, test: Examples | None, parts: Sequence[np.ndarray], names: Sequence[str] | None = None
+) -> FederatedData:
+    """Deal `train` out by the indices of a partition; clients are called 0, 1, ... unless `names` says otherwise."""
+    names = _numbered(len(parts)) if names is None else tuple(names)
+    if len(names) != len(parts):
+        raise UserError(
+            f"expected one name per client, got {len(names)} names for {len(parts)} clients; make them agree"
+        )
+    clients = tuple(_part(train, part, f"client {name}") for name, part in zip(names, parts, strict=True))
+    return FederatedData(clients, test, names)
+
+
+def from_arrays(clients: "Sequence[Pair]", test: "Pair | None" = None) -> FederatedData:
+    """From Python objects: one (x, y) pair of numpy arrays or torch tensors per client, called 0, 1, ... in order.
+
+    >>> data = from_arrays([(np.zeros((5, 3)), np.arange(5)), (np.ones((2, 3)), np.zeros(2))])
+    >>> data.num_classes, data.input_shape, data.names
+    (5, (3,), ('0', '1'))
+    """
+    examples = tuple(_pair(pair, f"client {client}") for client, pair in enumerate(clients))
+    return FederatedData(examples, None if test is None else _pair(test, "the test set"), _numbered(len(examples)))
+
+
+# Reading files: every failure names the file.
+
+
+def _load(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            found = stored.files
+            arrays = {key: stored[key] for key in required + optional if key in found}
+    except FileNotFoundError:
+        raise UserError(f"expected an .npz file at {path}, found none; check the path") from None
+    except PermissionError:
+        raise UserError(f"expected a readable .npz file at {path}, got no permission; change its mode") from None
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen types on damaged bytes; all mean the same
+        raise UserError(
+            f"expected an .npz file of plain arrays at {path}, got something else, a damaged file or Python objects; "
+            "write it again with numpy.savez"
+        ) from error
+    missing = [key for key in required if key not in found]
+    if missing:
+        raise UserError(f"{path}: expected the keys {', '.join(required)}, found {found}; add {', '.join(missing)}")
+    return arrays
+
+
+def _read_client(file: Path) -> Examples:
+    arrays = _load(file, required=("x", "y"))
+    return _examples(arrays["x"], arrays["y"], str(file))
+
+
+def _test_of(arrays: dict[str, np.ndarray], train: Examples, path: str | Path) -> Examples | None:
+    given = [key for key in ("x_test", "y_test") if key in arrays]
+    if not given:
+        return None
+    if len(given) == 1:
+        raise UserError(f"{path}: expected x_test and y_test together, found only {given[0]}; add the other or drop it")
+    test = _examples(arrays["x_test"], arrays["y_test"], f"{path}, x_test and y_test")
+    _check_same_shape(train, f"x in {path}", test, "x_test")
+    return test
+
+
+def _client_ids_of(arrays: dict[str, np.ndarray], train: Examples, path: str | Path) -> np.ndarray | None:
+    ids = arrays.get("client")
+    if ids is not None and np.shape(ids) != (len(train),):
+        raise UserError(
+            f"{path}: expected one id in client for each of the {len(train)} examples, got shape {np.shape(ids)}; "
+            "give each example one id"
+        )
+    return ids
+
+
+# Turning what came into arrays of one kind.
+
+
+def _examples(x: Any, y: Any, where: str) -> Examples:
+    """Examples whose errors say where they come from."""
+    try:
+        return Examples(x, y)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _pair(pair: Any, where: str) -> Examples:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise UserError(f"{where}: expected a pair (x, y), got {type(pair).__name__}; write (x, y)")
+    return _examples(pair[0], pair[1], where)
+
+
+def _part(train: Examples, part: np.ndarray, where: str) -> Examples:
+    part = np.asarray(part)
+    if part.size == 0:
+        raise UserError(f"{where}: expected at least one example, got no data; give it some or leave it out")
+    if part.ndim != 1 or part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= len(train):
+        raise UserError(
+            f"{where}: expected indices from 0 to {len(train) - 1}, got {part.dtype} of shape {part.shape}; "
+            "take them from fednormec.data.partition"
+        )
+    return train.take(part)
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(str(client) for client in range(count))
+
+
+def _widen(examples: Examples) -> Examples:
+    return Examples(examples.x.astype(np.float64), examples.y)
+
+
+def _array(value: Any, name: str) -> np.ndarray:
+    """A numpy array of what came; a torch tensor is known by its `detach`, so that torch need not be imported."""
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise UserError(f"{name} must be an array that numpy can hold, got {kind}; convert it to float32") from None
+
+
+def _inputs(x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind not in "biuf" or x.ndim == 0:
+        raise UserError(
+            f"x must be numbers of shape (examples, ...), got dtype {x.dtype} and shape {x.shape}; convert it first"
+        )
+    native = x.dtype.newbyteorder("=")  # torch reads the machine's own byte order only
+    return np.ascontiguousarray(x, dtype=np.float64 if native == np.float64 else np.float32)
+
+
+def _labels(y: np.ndarray) -> np.ndarray:
+    if y.dtype.kind not in "biuf" or y.ndim != 1:
+        raise UserError(
+            f"y must be one whole number per example, got dtype {y.dtype} and shape {y.shape}; "
+            "number the classes 0, 1, ..."
+        )
+    values = y.astype(np.float64)
+    whole = (values >= 0) & (values <= MAX_LABEL) & (values == np.floor(values))
+    if not whole.all():
+        raise UserError(
+            f"y must be whole numbers from 0 to {MAX_LABEL}, got {y[~whole][0]}; number the classes 0, 1, ..."
+        )
+    return y.astype(np.int64)
+
+
+def _check_same_shape(first: Examples, first_name: str, other: Examples, other_name: str) -> None:
+    if first.x.shape[1:] != other.x.shape[1:]:
+        raise UserError(
+            f"every example must have the same shape, got {first.x.shape[1:]} in {first_name} "
+            f"and {other.x.shape[1:]} in {other_name}; reshape one of them"
+        )

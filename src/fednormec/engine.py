@@ -1,0 +1,234 @@
+"""The in-process engine: one round after another, over tiles of clients, on a few threads."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednormec.algorithms.base import Algorithm, Server
+from fednormec.errors import Diverged, UserError, at_least_one
+from fednormec.local import Moment
+from fednormec.participation import Cohort, Participation, full
+from fednormec.privacy.noise import GaussianNoise
+from fednormec.problems.base import Metrics, Problem
+from fednormec.randomness import generator
+from fednormec.workers import Pool, Submit
+
+
+class Round(NamedTuple):
+    """What a simulation knows after a round. Only the server's state has left the clients; the rest is diagnostics."""
+
+    number: int
+    server: Server
+    memory: Tensor
+    computed: int
+    sent: int
+    left_out: int
+    metrics: Metrics | None
+
+    @property
+    def x(self) -> Tensor:
+        return self.server.x
+
+
+class Trained(NamedTuple):
+    """The end of a training: the model, the rounds' figures, and why it stopped early if it did."""
+
+    model: Any
+    x: Tensor
+    history: list[dict[str, Any]]
+    diverged: Diverged | None
+
+
+def simulate(
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation | None = None,
+    noise: GaussianNoise | None = None,
+    *,
+    rounds: int,
+    seed: int = 0,
+    x0: Tensor | None = None,
+    evaluate_every: int | None = None,
+    workers: int | None = None,
+    chunk_size: int | None = None,
+) -> Iterator[Round]:
+    """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers` and `chunk_size`.
+
+    x0 is where to start (default: problem.init). evaluate_every=n evaluates the model every n rounds and after the
+    last; None never does. `workers` threads (default: torch.get_num_threads()) each take `chunk_size` clients at a
+    time (default: one tile). The memory in a Round is the live block: copy what you want to keep.
+    Raises Diverged when the model is no longer finite.
+    """
+    at_least_one("rounds", rounds)
+    at_least_one("evaluate_every", 1 if evaluate_every is None else evaluate_every)
+    participation = participation or full()
+    if not algorithm.idle_clients_advance:
+        participation = participation.asleep()
+    participation.weights(problem.num_clients)  # says now if the rule does not fit the number of clients
+    if noise is not None:
+        _require_bounded(algorithm)
+    x = problem.init(generator(seed, "init")) if x0 is None else x0.clone()
+    if x.shape != (problem.dim,):
+        raise UserError(f"x0 must be a vector of {problem.dim} numbers, not of shape {tuple(x.shape)}.")
+    pool = Pool(
+        at_least_one("workers", torch.get_num_threads() if workers is None else workers),
+        at_least_one("chunk_size", problem.tile if chunk_size is None else chunk_size),
+    )
+    return _rounds(problem, algorithm, participation, noise, rounds, seed, x, evaluate_every, pool)
+
+
+def train(
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation | None = None,
+    noise: GaussianNoise | None = None,
+    *,
+    rounds: int,
+    seed: int = 0,
+    x0: Tensor | None = None,
+    evaluate_every: int | None = None,
+    workers: int | None = None,
+    chunk_size: int | None = None,
+    on_round: Callable[[Round], None] = lambda r: None,
+) -> Trained:
+    """`simulate` to its end: the last finite model and the history, one record a round (see `record`).
+
+    The model is evaluated about 20 times unless `evaluate_every` says otherwise. A divergence ends it without raising.
+    """
+    every = evaluate_every or max(1, rounds // 20)
+    x, history, diverged = x0, [], None
+    try:
+        for r in simulate(
+            problem, algorithm, participation, noise, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
+            workers=workers, chunk_size=chunk_size,
+        ):  # fmt: skip
+            x = r.x
+            history.append(record(r))
+            on_round(r)
+    except Diverged as end:
+        diverged = end
+    x = problem.init(generator(seed, "init")) if x is None else x
+    return Trained(problem.model(x), x, history, diverged)
+
+
+def record(r: Round) -> dict[str, Any]:
+    """A round's figures, those that look at clients' data or at who took part under "not_private"."""
+    public, private = r.metrics or Metrics({}, {})
+    counts = {"computed": r.computed, "sent": r.sent, "left_out": r.left_out}
+    return {"round": r.number, **public, "not_private": {**private, **counts}}
+
+
+def _rounds(
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation,
+    noise: GaussianNoise | None,
+    rounds: int,
+    seed: int,
+    x: Tensor,
+    evaluate_every: int | None,
+    pool: Pool,
+) -> Iterator[Round]:
+    m, weights = problem.num_clients, participation.weights(problem.num_clients)
+    memory = torch.zeros(m, algorithm.memory_slots * problem.dim, dtype=x.dtype, device=x.device)
+    server = algorithm.init(x)
+    with pool.threads() as submit:
+        if algorithm.prime is not None:
+            everyone = full().draw(m, seed, 0)
+            total, _ = _exchange(problem, algorithm.prime, server, memory, everyone, Moment(seed, 0), pool, submit)
+            server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
+        for number in range(1, rounds + 1):
+            cohort = participation.draw(m, seed, number)
+            computed, sent = len(cohort.computing), int(cohort.sending.sum())
+            total, left_out = _exchange(problem, algorithm, server, memory, cohort, Moment(seed, number), pool, submit)
+            if noise is not None:
+                draw = noise.draw(len(total), sent, algorithm.bound.radius, seed, number)
+                total += torch.as_tensor(draw, device=x.device)
+            server = algorithm.server(server, (total / m).to(x.dtype), weights)
+            if not server.x.isfinite().all():
+                raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
+            due = evaluate_every is not None and (number % evaluate_every == 0 or number == rounds)
+            metrics = problem.evaluate(server.x) if due or 0 < computed == left_out else None
+            if metrics is not None and math.isnan(metrics.not_private["train_loss"]):
+                raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
+            yield Round(number, server, memory, computed, sent, left_out, metrics)
+
+
+def _exchange(
+    problem: Problem,
+    algorithm: Algorithm,
+    server: Server,
+    memory: Tensor,
+    cohort: Cohort,
+    moment: Moment,
+    pool: Pool,
+    submit: Submit,
+) -> tuple[Tensor, int]:
+    """The clients' side of a round: the sum of the senders' messages (float64), and how many clients were left out.
+
+    Tiles are fixed slices of the computing clients and their sums are added in order: neither workers nor chunks
+    change a bit.
+    """
+
+    def work(tiles: list[Cohort]) -> list[tuple[Tensor, int]]:
+        return [_tile(problem, algorithm, server, memory, tile, moment) for tile in tiles]
+
+    total = torch.zeros(algorithm.message_slots * problem.dim, dtype=torch.float64, device=server.x.device)
+    left_out = 0
+    for results in pool.in_order(submit, work, _tiles(cohort, problem.tile), problem.tile):
+        for tile_sum, tile_left_out in results:
+            total += tile_sum
+            left_out += tile_left_out
+    return total, left_out
+
+
+def _tile(
+    problem: Problem, algorithm: Algorithm, server: Server, memory: Tensor, tile: Cohort, moment: Moment
+) -> tuple[Tensor, int]:
+    """One tile of clients: compute, bound, remember; the sum of the messages of those who send."""
+    ids = tile.computing
+    where: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1)
+    if ids[-1] - ids[0] + 1 != len(ids):
+        where = torch.as_tensor(ids, device=memory.device)
+    rows = memory[where]  # a view when the ids are neighbours
+    correction = algorithm.correction(server, rows) if algorithm.correction else None
+    updates = algorithm.local.run(problem, server.x, ids, moment, correction)
+    broken = _not_finite(updates)
+    if broken is not None:
+        updates[broken] = 0
+    messages, moved = algorithm.client(server, rows, updates)
+    if broken is not None:
+        messages[broken], moved[broken] = 0, rows[broken]
+    if algorithm.memory_slots:
+        memory[where] = moved
+    sends = torch.as_tensor(tile.sending, dtype=messages.dtype, device=messages.device)
+    return sends @ messages, 0 if broken is None else len(broken)
+
+
+def _tiles(cohort: Cohort, size: int) -> list[Cohort]:
+    starts = range(0, len(cohort.computing), size)
+    return [Cohort(cohort.computing[s : s + size], cohort.sending[s : s + size]) for s in starts]
+
+
+def _not_finite(rows: Tensor) -> Tensor | None:
+    """Indices of the rows that hold an inf or a nan, None when there are none."""
+    if rows.sum(dim=1).isfinite().all():  # one cheap pass: an inf or nan cannot hide in a sum
+        return None
+    found = (~rows.isfinite().all(dim=1)).nonzero()[:, 0]
+    return found if len(found) else None
+
+
+def _require_bounded(algorithm: Algorithm) -> None:
+    if math.isinf(algorithm.bound.radius):
+        raise UserError(
+            f"{algorithm.name} does not bound what a client sends, so no noise can make it private: "
+            "choose a method with clipping or normalisation, or run without noise."
+        )
+    if algorithm.prime is not None:
+        raise UserError(
+            "initial_memory = 'local_updates' publishes the clients' exact updates, and no later noise mends that: "
+            "start from zero (warmup_rounds lets the memories catch up), or run without noise."
+        )

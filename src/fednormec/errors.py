@@ -1,0 +1,41 @@
+"""The two ways a run can end early, each one sentence for the person who started it, and the checks that say them."""
+
+
+class UserError(Exception):
+    """A user's mistake: says what was expected, what came and what to do. The command line exits with 2."""
+
+
+class Diverged(Exception):
+    """The model stopped being finite in `round`; every round before it stands."""
+
+    def __init__(self, round: int, reason: str) -> None:
+        super().__init__(f"the model diverged in round {round}: {reason}")
+        self.round = round
+
+
+def positive(name: str, value: float) -> float:
+    """The value, if it is a positive finite number."""
+    if not 0 < value < float("inf"):
+        raise UserError(f"{name} must be a positive number, not {value}.")
+    return value
+
+
+def non_negative(name: str, value: float) -> float:
+    """The value, if it is zero or a positive finite number."""
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{name} must be zero or a positive number, not {value}.")
+    return value
+
+
+def at_least_one(name: str, value: int) -> int:
+    """The value, if it counts at least one."""
+    if value < 1:
+        raise UserError(f"{name} must be at least 1, not {value}.")
+    return value
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """The value, if it is one of the choices."""
+    if value not in choices:
+        raise UserError(f"{name} must be {' or '.join(repr(c) for c in choices)}, not {value!r}.")
+    return value

@@ -1,0 +1,233 @@
+"""From a config to the objects of a run: problem, algorithm, participation, noise."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fednormec.algorithms.base import Algorithm
+from fednormec.algorithms.named import METHODS
+from fednormec.config import (
+    DEFAULT_NAMES,
+    SECTIONS,
+    Call,
+    Config,
+    PrivacySettings,
+    RunSettings,
+    check,
+    choose,
+    known,
+)
+from fednormec.data import (
+    Examples,
+    FederatedData,
+    NpzData,
+    by_ids,
+    digits,
+    dirichlet,
+    federate,
+    iid,
+    read_folder,
+    read_npz,
+    shards,
+    split,
+)
+from fednormec.engine import Round, simulate
+from fednormec.errors import UserError
+from fednormec.local import gd, ig, sgd
+from fednormec.models import MODELS, reset
+from fednormec.participation import Participation, fixed_size, full, poisson
+from fednormec.privacy.noise import GaussianNoise
+from fednormec.problems.base import Problem
+from fednormec.problems.logistic import Logistic
+from fednormec.problems.neural import NeuralProblem
+from fednormec.problems.quadratic import Quadratic, random_quadratic
+from fednormec.randomness import generator
+
+Parts = list[np.ndarray]
+Table = Mapping[str, Callable[..., Any]]
+LOCALS: Table = {"gd": gd, "ig": ig, "sgd": sgd}
+PARTICIPATIONS: Table = {"full": full, "poisson": poisson, "fixed_size": fixed_size}
+
+
+class Experiment(NamedTuple):
+    """Everything a run needs, and the config it came from with every default spelled out."""
+
+    problem: Problem
+    algorithm: Algorithm
+    participation: Participation
+    noise: GaussianNoise | None
+    run: RunSettings
+    privacy: PrivacySettings | None
+    config: Config
+
+
+def assemble(config: Config) -> Experiment:
+    """Checks the whole config and builds what it describes; nothing is written."""
+    resolved: Config = {}
+    resolved["run"] = check("[run]", config.get("run", {}), RunSettings)
+    run = RunSettings(**resolved["run"])
+    algorithm = _algorithm(config, resolved)
+    participation = _choose(config, resolved, "participation", PARTICIPATIONS)()
+    _require_full_where_named(resolved)
+    privacy = noise = None
+    if "privacy" in config:
+        resolved["privacy"] = check("[privacy]", config["privacy"], PrivacySettings)
+        privacy = PrivacySettings(**resolved["privacy"])
+        noise = GaussianNoise(privacy.noise_std, "sum" if privacy.trust == "central" else "client")
+    problem = _problem(config, resolved, run)
+    in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
+    return Experiment(problem, algorithm, participation, noise, run, privacy, in_order)
+
+
+def start(experiment: Experiment) -> Iterator[Round]:
+    """The rounds of an experiment; what does not fit together is said here, before the first."""
+    run = experiment.run
+    return simulate(
+        experiment.problem, experiment.algorithm, experiment.participation, experiment.noise, rounds=run.rounds,
+        seed=run.seed, evaluate_every=run.evaluate_every or max(1, run.rounds // 20), workers=run.workers,
+        chunk_size=run.chunk_size,
+    )  # fmt: skip
+
+
+def _choose(config: Config, resolved: Config, section: str, table: Table, given: int = 0) -> Call:
+    settings = config.get(section, {})
+    call = choose(section, settings, table, given)
+    resolved[section] = {"name": settings.get("name", DEFAULT_NAMES[section]), **call.arguments}
+    return call
+
+
+def _algorithm(config: Config, resolved: Config) -> Algorithm:
+    name = str(config.get("method", {}).get("name", DEFAULT_NAMES["method"]))
+    known("method", name, METHODS)
+    takes_local = METHODS[name].takes_local
+    table: Table = {key: method.build for key, method in METHODS.items()}
+    method = _choose(config, resolved, "method", table, given=1 if takes_local else 0)
+    algorithm: Algorithm = method(_choose(config, resolved, "local", LOCALS)()) if takes_local else method()
+    return algorithm
+
+
+def _require_full_where_named(resolved: Config) -> None:
+    if resolved["method"]["name"] == "alpha_normec" and resolved["participation"]["name"] != "full":
+        raise UserError("alpha_normec is the method with every client in every round: use full participation, or "
+                        "fed_normec with the local operator gd and one step.")  # fmt: skip
+
+
+def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
+    dtype, device = getattr(torch, run.dtype), _device(run.device)
+
+    def quadratic(
+        clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
+    ) -> Problem:
+        for section in ("data", "model"):
+            if section in config:
+                raise UserError(f"a quadratic problem makes its own data and model: remove [{section}].")
+        problem = random_quadratic(
+            clients, dim, parts=parts, heterogeneity=heterogeneity, condition=condition, seed=run.seed, dtype=dtype
+        )
+        return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
+
+    def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
+        if "model" in config:
+            raise UserError("logistic regression is its own model: remove [model].")
+        data = _data(config, resolved, run.seed)
+        pairs = [_two_classes(examples, positive, dtype, device) for examples in data.clients]
+        test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
+        return Logistic([a for a, _ in pairs], [y for _, y in pairs], regularizer=regularizer, test=test)
+
+    def neural(vectorize: Literal["auto", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
+        data = _data(config, resolved, run.seed)
+        model = _choose(config, resolved, "model", MODELS, given=2)(data.input_shape, data.num_classes)
+        reset(model, generator(run.seed, "init"))
+        return NeuralProblem(model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile)
+
+    table: Table = {"neural": neural, "logistic": logistic, "quadratic": quadratic}
+    problem: Problem = _choose(config, resolved, "problem", table)()
+    return problem
+
+
+def _data(config: Config, resolved: Config, seed: int) -> FederatedData:
+    settings = dict(config.get("data", {}))
+    source = settings.pop("source", "digits")
+    if not isinstance(source, str):
+        raise UserError(f"[data] source must be 'digits' or the path of a file or folder, not {source!r}.")
+    if source != "digits" and Path(source).is_dir():
+        resolved["data"] = {"source": source, **check("[data] from a folder", settings, lambda: None)}
+        return read_folder(source)
+    held = NpzData(digits(), None, None) if source == "digits" else _file(source)
+    partition = settings.pop("partition", "iid" if held.client_ids is None else "by_ids")
+    fraction = settings.pop("test_fraction", 0.2 if held.test is None else 0.0)
+    if type(partition) is not str or type(fraction) not in (int, float):
+        raise UserError(
+            f"[data] wants partition as a text and test_fraction as a number, not {partition!r}, {fraction!r}."
+        )
+    known("partition", partition, PARTITIONS)
+    if held.test is not None and fraction:
+        raise UserError(f"{source} brings its own test set: leave test_fraction out.")
+    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], given=3))
+    resolved["data"] = {"source": source, "partition": partition, "test_fraction": float(fraction), **deal.arguments}
+    return _dealt(held, deal, float(fraction), seed)
+
+
+def _dealt(held: NpzData, deal: Call, test_fraction: float, seed: int) -> FederatedData:
+    """Sets a test set aside and deals the rest out to the clients."""
+    kept, aside = split(len(held.train), test_fraction, generator(seed, "split"))
+    train, ids = held.train.take(kept), None if held.client_ids is None else held.client_ids[kept]
+    test = held.train.take(aside) if len(aside) else held.test
+    return federate(train, test, deal(train.y, ids, generator(seed, "partition")))
+
+
+def _file(source: str) -> NpzData:
+    if not Path(source).suffix and not Path(source).exists():
+        known("data source", source, ["digits"])
+    return read_npz(source)
+
+
+def _deal_iid(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20) -> Parts:
+    return iid(len(labels), clients, rng)
+
+
+def _deal_dirichlet(
+    labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20, concentration: float = 0.5
+) -> Parts:
+    return dirichlet(labels, clients, concentration, rng)
+
+
+def _deal_shards(
+    labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20, shards_per_client: int = 2
+) -> Parts:
+    return shards(labels, clients, shards_per_client, rng)
+
+
+def _deal_by_ids(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator) -> Parts:
+    if ids is None:
+        raise UserError("partition = 'by_ids' needs data that name a client for each example (the key 'client').")
+    return by_ids(ids)
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "iid": _deal_iid,
+    "dirichlet": _deal_dirichlet,
+    "shards": _deal_shards,
+    "by_ids": _deal_by_ids,
+}
+
+
+def _two_classes(
+    examples: Examples, positive: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flat features and labels +1 for the classes in `positive`, -1 for all others."""
+    features = torch.as_tensor(examples.x.reshape(len(examples), -1)).to(device, dtype)
+    labels = np.where(np.isin(examples.y, positive), 1.0, -1.0)
+    return features, torch.as_tensor(labels).to(device, dtype)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"[run] device '{name}' cannot be used here: {str(error).splitlines()[0]}.") from error
+    return device

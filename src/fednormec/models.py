@@ -1,0 +1,185 @@
+"""Small networks for federated runs: linear, mlp, small_cnn and resnet20.
+
+A run sees a model as one flat vector of parameters, so no model here keeps buffers that training moves, and none
+works in place (per-client gradients come from torch.func.vmap). A constructor fills the parameters as torch does,
+from torch's global generator; `reset` replaces those values by ones that depend on the run's seed alone.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednormec.errors import UserError
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, *_BATCH_NORMS, *_INSTANCE_NORMS)
+_SHORTEST_RESNET_SIDE = 5  # after two halvings at least 2x2 values: batch statistics exist even for one example
+
+
+def linear(input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """Multinomial logistic regression on the flattened example.
+
+    >>> sum(p.numel() for p in linear((1, 8, 8), 10).parameters())
+    650
+    """
+    features = math.prod(_check_shape(input_shape))
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, _check_classes(num_classes)))
+
+
+def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """Fully connected layers with ReLU between them, on the flattened example; `hidden` are the widths."""
+    widths = [math.prod(_check_shape(input_shape)), *_check_widths("hidden", hidden)]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], _check_classes(num_classes)))
+
+
+def small_cnn(
+    input_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (16, 32), norm: str = "group"
+) -> nn.Module:
+    """One stage per entry of `channels` (3x3 convolution, group norm or none, ReLU, 2x2 max pooling), then linear.
+
+    Every stage halves the image, so its sides must be at least 2 to the number of stages.
+    """
+    norms = _check_norm(norm, {"group": _group_norm, "none": lambda channels: nn.Identity()})
+    stages = _check_widths("channels", channels)
+    depth, height, width = _check_image("small_cnn", input_shape, shortest=2 ** len(stages))
+    layers: list[nn.Module] = []
+    for after in stages:
+        layers += [nn.Conv2d(depth, after, 3, padding=1), norms(after), nn.ReLU(), nn.MaxPool2d(2)]
+        depth, height, width = after, height // 2, width // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, _check_classes(num_classes)))
+
+
+def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") -> nn.Module:
+    """The 20-layer CIFAR network of He et al. (2016), section 4.2: three stages of three blocks, widths 16, 32, 64.
+
+    Shortcuts are their option A, without parameters. norm="batch" is the paper's net, 269,722 parameters on 3x32x32
+    with 10 classes; it takes the statistics of the batch at hand in training and in evaluation alike and keeps no
+    running averages, so that the model is its parameters and no buffer moves. Its output for one example therefore
+    depends on the rest of the batch. norm="group" (8 groups) has as many parameters and no such dependence.
+    """
+    norms = _check_norm(norm, {"group": _group_norm, "batch": _batch_norm})
+    depth, _, _ = _check_image("resnet20", input_shape, shortest=_SHORTEST_RESNET_SIDE)
+    layers = [_conv3x3(depth, 16), norms(16), nn.ReLU()]
+    before = 16
+    for channels in (16, 32, 64):
+        for _ in range(3):
+            layers.append(_Block(before, channels, norms))
+            before = channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, _check_classes(num_classes)))
+
+
+@torch.no_grad()
+def reset(module: nn.Module, rng: np.random.Generator) -> None:
+    """Initialise in place from `rng` alone, in the order in which the modules were registered.
+
+    Linear and convolution layers get torch's default law, weight and bias ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in));
+    norm layers get weight 1 and bias 0. Parameters of any other kind of module are left as they are. Numbers are
+    drawn in float64 whatever the module's dtype, so that a float32 and a float64 model start from the same point.
+    """
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, *_CONVOLUTIONS)):
+            fan_in = math.prod(layer.weight.shape[1:])
+            bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+            for parameter in layer.parameters(recurse=False):
+                parameter.copy_(torch.from_numpy(rng.uniform(-bound, bound, size=tuple(parameter.shape))))
+        elif isinstance(layer, _NORMS):
+            for name, parameter in layer.named_parameters(recurse=False):
+                parameter.fill_(1.0 if name == "weight" else 0.0)
+
+
+class _Block(nn.Module):
+    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))); the first convolution halves where the width doubles."""
+
+    def __init__(self, before: int, channels: int, norms: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.channels = channels
+        self.stride = 1 if before == channels else 2
+        self.residual = nn.Sequential(
+            _conv3x3(before, channels, self.stride),
+            norms(channels),
+            nn.ReLU(),
+            _conv3x3(channels, channels),
+            norms(channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(_shortcut(x, self.channels, self.stride) + self.residual(x))
+
+
+def _shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
+    """Option A of He et al.: every `stride`-th pixel, and channels of zeros behind the ones there are."""
+    return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, channels - x.shape[1]))
+
+
+def _conv3x3(before: int, after: int, stride: int = 1) -> nn.Module:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)  # the norm that follows has the bias
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(math.gcd(channels, 8), channels)
+
+
+def _batch_norm(channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def _check_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(input_shape, Sequence) or not input_shape or not all(map(_is_count, input_shape)):
+        raise UserError(
+            f"input_shape must be the shape of one example such as (64,) or (1, 8, 8), got {input_shape!r}: "
+            "give it positive whole numbers"
+        )
+    return tuple(int(side) for side in input_shape)
+
+
+def _check_image(model: str, input_shape: Sequence[int], shortest: int) -> tuple[int, int, int]:
+    shape = _check_shape(input_shape)
+    if len(shape) != 3 or min(shape[1:]) < shortest:
+        raise UserError(
+            f"{model} needs images of shape (channels, height, width) and at least {shortest}x{shortest} pixels, "
+            f"got {shape}: reshape the data or use mlp"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _check_classes(num_classes: int) -> int:
+    if not _is_count(num_classes) or num_classes < 2:
+        raise UserError(
+            f"num_classes must be a whole number of at least 2, got {num_classes!r}: check the labels of the data"
+        )
+    return int(num_classes)
+
+
+def _check_widths(name: str, widths: Sequence[int]) -> list[int]:
+    if not isinstance(widths, Sequence) or not widths or not all(map(_is_count, widths)):
+        raise UserError(
+            f"{name} must be one positive whole number per layer such as (16, 32), got {widths!r}: list them"
+        )
+    return [int(width) for width in widths]
+
+
+def _check_norm(norm: str, valid: dict[str, Callable[[int], nn.Module]]) -> Callable[[int], nn.Module]:
+    if norm not in valid:
+        raise UserError(f"norm must be one of {', '.join(valid)}, got {norm!r}: choose one of those")
+    return valid[norm]
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "small_cnn": small_cnn,
+    "resnet20": resnet20,
+}

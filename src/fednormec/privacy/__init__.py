@@ -1,0 +1,1 @@
+"""Privacy: what is added to the sum, and (next) what it proves."""

@@ -1,0 +1,79 @@
+"""What a federated problem is: M functions f_i on flat vectors, every client weighing 1/M."""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+
+class Interval(NamedTuple):
+    """A number known to lie in [lower, upper]; both ends are the same where it is known exactly."""
+
+    lower: float
+    upper: float
+
+
+class Metrics(NamedTuple):
+    """Figures about one model: those on a public test set, and those that look at clients' data (not private)."""
+
+    public: dict[str, float]
+    not_private: dict[str, float]
+
+
+class Problem(Protocol):
+    """minimise f(x) = (1/M) sum_i f_i(x), with f_i(x) = (1/N_i) sum_j f_{i,j}(x), x in R^d.
+
+    A component f_{i,j} is an example of client i (for a quadratic, one summand). `tile` is how many clients one
+    call of `grad` gets at the most: the unit of arithmetic. It belongs to the problem, so that the bits of a result
+    depend neither on the engine's chunks nor on its workers.
+    """
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def num_clients(self) -> int: ...
+    @property
+    def tile(self) -> int: ...
+    @property
+    def client_sizes(self) -> np.ndarray:
+        """N_i, the number of components of each client: (M,) int64, all at least 1."""
+        ...
+
+    def init(self, rng: np.random.Generator) -> Tensor:
+        """A starting point (d,), in the problem's dtype and on its device."""
+        ...
+
+    def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
+        """Rows (B, d): the gradient of f_i at x for each i in `ids`.
+
+        x is one shared (d,) vector or one row (B, d) per client. `examples` (B, b) restricts row r to the mean over
+        those components of its client; -1 is padding, each row has at least one that is not. None means all of f_i.
+        The result is the caller's to overwrite. Safe to call from several threads at once. Never writes to x.
+        """
+        ...
+
+    def evaluate(self, x: Tensor) -> Metrics:
+        """Figures of the model x. `not_private` has at least "train_loss", the mean of f_i over the clients whose
+        f_i(x) is finite (nan when there is none)."""
+        ...
+
+    def named(self, x: Tensor) -> dict[str, Tensor]:
+        """The model x as named tensors, the way it is saved."""
+        ...
+
+    def model(self, x: Tensor) -> Any:
+        """The model x as its user knows it: a module for a neural problem, the vector itself elsewhere."""
+        ...
+
+
+def tile_size(num_clients: int, dim: int) -> int:
+    """How many clients one call of `grad` gets at the most: about 2^20 floats of rows, at most 64 clients, balanced.
+
+    Balanced, because a last tile much smaller than the others would leave a worker idle.
+
+    >>> tile_size(100, 10), tile_size(100, 2**16), tile_size(3, 2**30)
+    (50, 15, 1)
+    """
+    most = min(64, max(1, 2**20 // dim))
+    tiles = -(-num_clients // most)
+    return -(-num_clients // tiles)

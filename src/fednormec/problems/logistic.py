@@ -1,0 +1,314 @@
+"""Logistic regression with a non-convex regulariser: L is known, the infima lie in certified intervals."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from fednormec.errors import UserError, at_least_one, non_negative
+from fednormec.problems.base import Interval, Metrics, tile_size
+from fednormec.randomness import generator
+from fednormec.vectors import take
+
+EPS: Final = float(np.finfo(np.float64).eps)
+PROJECTIONS: Final = 4
+POLISHES: Final = 20
+CUTS: Final = (0.0, 1e-9, 1e-6)
+
+
+@final
+class Logistic:
+    """f_{i,j}(w) = log(1 + exp(-y_ij a_ij.w)) + lambda r(w), with r(w) = sum_k w_k^2 / (1 + w_k^2).
+
+    `features` and `labels` hold, for each client, a_i (N_i, d) and y_i (N_i,) of -1 and +1; `regularizer` is lambda;
+    `test` is a public pair of features and labels. The clients' data are copied, signed (y a) and padded with zero
+    rows to the largest N_i, so that a tile is one batched product; a padded row has weight zero.
+
+    >>> problem = Logistic([torch.eye(2)], [torch.tensor([1, -1])], regularizer=0.5)
+    >>> problem.smoothness
+    1.25
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        *,
+        regularizer: float = 0.0,
+        test: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        _check_clients(features, labels)
+        if test is not None:
+            _check_pair("the test set", *test, like=features[0])
+        self._sizes: Final = np.array([len(a) for a in features], dtype=np.int64)
+        self._signed: Final = _padded([a * y.to(a).unsqueeze(1) for a, y in zip(features, labels, strict=True)])
+        self._weights: Final = _padded([torch.full_like(y, 1 / len(y), dtype=self._signed.dtype) for y in labels])
+        self._regularizer: Final = float(non_negative("regularizer", regularizer))
+        self._test: Final = None if test is None else (test[0], test[1].to(test[0]))
+
+    @property
+    def dim(self) -> int:
+        return self._signed.shape[2]
+
+    @property
+    def num_clients(self) -> int:
+        return self._signed.shape[0]
+
+    @property
+    def tile(self) -> int:
+        return tile_size(self.num_clients, self.dim)
+
+    @property
+    def client_sizes(self) -> np.ndarray:
+        return self._sizes.copy()
+
+    def init(self, rng: np.random.Generator) -> Tensor:
+        """Zeros: the natural start, where every example has the loss log 2."""
+        return self._signed.new_zeros(self.dim)
+
+    def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
+        """- mean_j sigma(-z_ij) y_ij a_ij + lambda r'(w), with the margins z_ij = y_ij a_ij.w."""
+        S, c = (take(self._signed, ids), take(self._weights, ids)) if examples is None else self._pick(ids, examples)
+        w = x.expand(len(ids), self.dim)
+        s = c * torch.sigmoid(-torch.bmm(S, w.unsqueeze(-1)).squeeze(-1))
+        return self._regularizer * (2 * w / (1 + w * w) ** 2) - torch.bmm(s.unsqueeze(1), S).squeeze(1)
+
+    def evaluate(self, x: Tensor) -> Metrics:
+        """The public figures are those on the test set: the logistic loss without the regulariser, the accuracy."""
+        losses = self._regularizer * _penalty(x) - (self._weights * logsigmoid(self._signed @ x)).sum(1)
+        gradient = self.grad(x, np.arange(self.num_clients)).mean(0)
+        train_loss = losses[losses.isfinite()].mean().item()
+        return Metrics(self._test_figures(x), {"train_loss": train_loss, "gradient_norm": gradient.norm().item()})
+
+    def named(self, x: Tensor) -> dict[str, Tensor]:
+        return {"w": x}
+
+    def model(self, x: Tensor) -> Tensor:
+        return x
+
+    @cached_property
+    def smoothness(self) -> float:
+        """L = max_ij ||a_ij||^2 / 4 + 2 lambda.
+
+        The logistic loss has 0 <= l'' <= 1/4. With u = w^2, r'' = (2 - 6u) / (1 + u)^3, and |2 - 6u| <= 2 + 6u <=
+        2 (1 + u)^3, so |r''| <= 2.
+        """
+        return self._signed.double().square().sum(2).max().item() / 4 + 2 * self._regularizer
+
+    @cached_property
+    def infimum(self) -> Interval:
+        """f^inf. Every client weighs 1/M, so an example of client i weighs 1 / (M N_i)."""
+        rows = np.concatenate([S for S, _ in self._client_data])
+        weights = np.concatenate([c for _, c in self._client_data]) / self.num_clients
+        return _certified_infimum(rows, weights, self._regularizer)
+
+    @cached_property
+    def client_infima(self) -> tuple[Tensor, Tensor]:
+        """Certified lower bounds of each f_i^inf and the lowest values found, both (M,) float64."""
+        found = [_certified_infimum(S, c, self._regularizer) for S, c in self._client_data]
+        lower, upper = torch.tensor(found, dtype=torch.float64).unbind(1)
+        return lower, upper
+
+    @property
+    def component_infima(self) -> Tensor:
+        """Lower bounds of each f_{i,j}^inf, (M, max N_i) float64: zeros, valid because no term is negative.
+
+        Without regulariser they are exact unless a_ij = 0: the margin of one example can grow for ever.
+        """
+        return torch.zeros(self._weights.shape, dtype=torch.float64)
+
+    def _pick(self, ids: np.ndarray, examples: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The signed rows of the chosen examples and their weights."""
+        if (examples >= self._sizes[ids][:, None]).any():
+            raise IndexError("an index in `examples` is not below the size of its client")
+        owners = torch.tensor(ids, device=self._signed.device).unsqueeze(1)
+        chosen = torch.tensor(examples, device=self._signed.device)
+        present = (chosen >= 0).to(self._signed.dtype)
+        return self._signed[owners, chosen.clamp(min=0)], present / present.sum(1, keepdim=True)
+
+    def _test_figures(self, x: Tensor) -> dict[str, float]:
+        if self._test is None:
+            return {}
+        a, y = self._test
+        score = a @ x
+        right = (score >= 0) == (y > 0)
+        return {"test_loss": -logsigmoid(y * score).mean().item(), "test_accuracy": right.double().mean().item()}
+
+    @property
+    def _client_data(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Signed rows and weights 1/N_i of each client, in float64 and without padding."""
+        signed = self._signed.to("cpu", torch.float64).numpy()
+        return [(S[:n], np.full(n, 1 / n)) for S, n in zip(signed, self._sizes, strict=True)]
+
+
+def random_logistic(
+    num_clients: int,
+    dim: int,
+    *,
+    examples: int = 20,
+    heterogeneity: float = 1.0,
+    regularizer: float = 0.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Logistic:
+    """A random problem with noisy labels: a_ij = g_j + h mu_i, all standard normal; y_j = sign(g_j.w + logistic noise).
+
+    `heterogeneity` h scales the shift mu_i of each client's features; h = 0 gives identical clients. The last example
+    is the first with the opposite label, so no client is separable and every f_i^inf is positive.
+    """
+    shapes = [(examples, dim), (dim,), (at_least_one("num_clients", num_clients), 1, at_least_one("dim", dim))]
+    if examples < 2:
+        raise UserError(f"examples must be at least 2, not {examples}: a single one can always be separated.")
+    h, rng = non_negative("heterogeneity", heterogeneity), generator(seed, "random_logistic")
+    g, w, mu = (rng.standard_normal(shape) for shape in shapes)
+    y = np.where(g @ w + rng.logistic(size=examples) > 0, 1.0, -1.0)
+    g[-1], y[-1] = g[0], -y[0]
+    features = torch.from_numpy(g + h * mu).to(dtype)
+    labels = torch.from_numpy(y).to(dtype)
+    return Logistic(list(features), [labels] * num_clients, regularizer=regularizer)
+
+
+def _penalty(w: Tensor) -> Tensor:
+    """r(w), written so that a huge weight gives 1 instead of inf / inf."""
+    return (w / torch.hypot(w, torch.ones_like(w))).square().sum()
+
+
+def _padded(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+# The infima, in numpy. With signed rows S (n, d) and weights c, F(w) = sum_j c_j l(S_j.w) + lambda r(w), where
+# l(z) = log(1 + e^-z). p_j = sigma(-z_j) = -l'(z_j) are the dual variables, so grad of the convex part is -S^T (c p).
+
+
+def _certified_infimum(S: np.ndarray, c: np.ndarray, regularizer: float) -> Interval:
+    """[lower, upper] around inf F: weak duality of the convex part below, since r >= 0; the best point found above.
+
+    The convex part does not mind how features are scaled, its minimiser does: unit columns for that. Where some
+    margins grow for ever, the best dual variables are zero: hence the cuts.
+    """
+    scale = np.sqrt((S * S).sum(0))
+    scale[scale == 0] = 1.0
+    unit = S / scale
+    u = _polish(unit, c, _descend(unit, c, 0.0, np.zeros_like(scale)))
+    p = _duals(unit @ u)
+    lower = max(_dual_bound(unit, c, np.where(p > cut, p, 0.0)) for cut in CUTS)
+    upper = _value(unit, c, 0.0, u)
+    if regularizer > 0:
+        ends = [_descend(S, c, regularizer, start) for start in (u / scale, np.zeros_like(scale))]
+        upper = min(_value(S, c, regularizer, end) for end in ends)
+    return Interval(min(lower, upper), upper)
+
+
+def _dual_bound(S: np.ndarray, c: np.ndarray, p: np.ndarray) -> float:
+    """A lower bound of min_w sum_j c_j l(S_j.w) from dual variables p near the best ones; 0 where they give none.
+
+    l(z) = max_p H(p) - p z over p in [0, 1], with H the binary entropy. So any such p with S^T (c p) = 0 gives
+    sum_j c_j l(S_j.w) >= sum_j c_j H(p_j) for every w. Newton steps project p on that subspace, in the metric that
+    changes p_j by a multiple of p_j (1 - p_j), so that they hardly ever leave [0, 1].
+
+    A rest of size rho, left by rounding, can still be taken away exactly by some change of p_j of at most
+    t_j = p_j (1 - p_j) ||S_j|| rho / lambda_min. H is concave: on [p_j - t_j, p_j + t_j] it is least at an end.
+    What is left in directions without curvature must be rounding itself: features that depend on each other.
+    """
+    from scipy.special import entr  # type: ignore[import-untyped, unused-ignore]
+
+    for _ in range(PROJECTIONS):
+        p = p - p * (1 - p) * (S @ _newton(S, c, p).step)
+        if not (p.min() >= 0 and p.max() <= 1):
+            return 0.0
+    newton, norms = _newton(S, c, p), np.sqrt((S * S).sum(1))
+    rounding = len(c) * EPS * float(c * p @ norms)
+    reach = norms * (newton.residual + rounding) / newton.smallest_curvature
+    if newton.unreachable > rounding:
+        return 0.0
+    low, high = (p + sign * p * (1 - p) * reach for sign in (-1, 1))
+    entropy = np.minimum(entr(low) + entr(1 - low), entr(high) + entr(1 - high))  # -inf outside [0, 1]
+    return max(0.0, float(c @ entropy) * (1 - len(c) * EPS))
+
+
+class _Newton(NamedTuple):
+    """The Newton step of the convex part, and how well the rest S^T (c p) can be taken away by one."""
+
+    step: np.ndarray
+    residual: float
+    unreachable: float
+    smallest_curvature: float
+
+
+def _newton(S: np.ndarray, c: np.ndarray, p: np.ndarray) -> _Newton:
+    """Solves (S^T D S) step = S^T (c p), D = diag(c p (1 - p)), in the directions whose curvature is not rounding."""
+    _, sigma, V = np.linalg.svd(np.sqrt(c * p * (1 - p))[:, None] * S, full_matrices=False)
+    keep = sigma > max(sigma[0] * max(S.shape) * EPS, 1e-150)  # squares of less would be zero
+    sigma, V, r = sigma[keep], V[keep], S.T @ (c * p)
+    reachable = V @ r
+    unreachable = float(np.linalg.norm(r - V.T @ reachable))
+    return _Newton(
+        V.T @ (reachable / sigma**2), float(np.linalg.norm(r)), unreachable, float(np.min(sigma**2, initial=np.inf))
+    )
+
+
+def _polish(S: np.ndarray, c: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Newton steps on the convex part for as long as they gain something."""
+    for _ in range(POLISHES):
+        better = w + _newton(S, c, _duals(S @ w)).step
+        if not _value(S, c, 0.0, better) < _value(S, c, 0.0, w):
+            break
+        w = better
+    return w
+
+
+def _descend(S: np.ndarray, c: np.ndarray, regularizer: float, start: np.ndarray) -> np.ndarray:
+    from scipy.optimize import minimize  # type: ignore[import-untyped, unused-ignore]
+
+    def value_and_gradient(w: np.ndarray) -> tuple[float, np.ndarray]:
+        q = 1 / np.hypot(w, 1.0)  # r' = 2 w q^4, in an order that cannot overflow
+        gradient = 2 * regularizer * (w * q) * q**3 - S.T @ (c * _duals(S @ w))
+        return _value(S, c, regularizer, w), gradient
+
+    options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-11}
+    return np.asarray(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x)
+
+
+def _value(S: np.ndarray, c: np.ndarray, regularizer: float, w: np.ndarray) -> float:
+    penalty = np.square(w / np.hypot(w, 1.0)).sum()
+    return float(c @ np.logaddexp(0.0, -(S @ w)) + regularizer * penalty)
+
+
+def _duals(z: np.ndarray) -> np.ndarray:
+    """sigma(-z), without overflow and exact in its smallest values too."""
+    return np.asarray(np.exp(-np.logaddexp(0.0, z)))
+
+
+def _check_clients(features: Sequence[Tensor], labels: Sequence[Tensor]) -> None:
+    if len(features) == 0 or len(features) != len(labels):
+        raise UserError(
+            f"a logistic problem needs features and labels of at least one client, one of each per client, "
+            f"but got {len(features)} features and {len(labels)} labels."
+        )
+    for i, (a, y) in enumerate(zip(features, labels, strict=True)):
+        _check_pair(f"client {i}", a, y, like=features[0])
+
+
+def _check_pair(owner: str, a: Tensor, y: Tensor, like: Tensor) -> None:
+    """`like` says the number of features, the dtype and the device that all must share."""
+    if a.ndim != 2 or 0 in a.shape or y.shape != a.shape[:1]:
+        raise UserError(
+            f"{owner} needs features (N, d) and labels (N,) with N and d at least 1, "
+            f"but has {tuple(a.shape)} and {tuple(y.shape)}."
+        )
+    if a.shape[1] != like.shape[1]:
+        raise UserError(f"{owner} has {a.shape[1]} features where the first client has {like.shape[1]}.")
+    if not a.is_floating_point() or (a.dtype, a.device) != (like.dtype, like.device) or y.device != a.device:
+        raise UserError(
+            f"all features must share one floating-point dtype and one device with the labels, but {owner} has "
+            f"{a.dtype} on {a.device} (labels on {y.device}) where the first client has {like.dtype} on {like.device}."
+        )
+    if not a.isfinite().all():
+        raise UserError(f"features must be finite, but {owner} has entries that are infinite or not a number.")
+    if not ((y == 1) | (y == -1)).all():
+        raise UserError(f"labels must be -1 or +1, but {owner} has others; map classes 0 and 1 by 2 * y - 1.")

@@ -1,0 +1,287 @@
+"""Any torch module and loss as a federated problem: a tile of clients at once where that is faster."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fednormec.errors import UserError, at_least_one, one_of
+from fednormec.problems.base import Metrics, tile_size
+from fednormec.vectors import Layout, flatten, layout_of
+
+Loss = Callable[[Any, Tensor], Tensor]
+ONE_BY_ONE = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)  # slow, or wrong, under vmap with padding
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example, (n,)."""
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class NeuralProblem:
+    """f_i(x) = the mean loss of the module with parameters x on client i's examples.
+
+    module: any torch.nn.Module; its trainable parameters become the flat vector, its own weights the starting point.
+        It must be a function of its parameters alone: no dropout, no statistics that move while training.
+    clients: one (inputs, targets) pair per client, arrays or tensors; sizes may differ.
+    test: a public (inputs, targets) pair to evaluate on, or None.
+    loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and padded
+        mini-batches, are computed one by one).
+    vectorize: "vmap" computes a tile of clients in one call, "loop" one client after another; "auto" is "loop" for
+        modules with convolutions or batch normalisation and "vmap" for all others.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        clients: Sequence[Iterable[Any]],
+        test: Iterable[Any] | None = None,
+        loss: Loss = cross_entropy,
+        *,
+        vectorize: Literal["auto", "vmap", "loop"] = "auto",
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        tile: int | None = None,
+    ) -> None:
+        one_of("vectorize", vectorize, ("auto", "vmap", "loop"))
+        _require_function_of_parameters(module)
+        self._module = copy.deepcopy(module).to(device=device, dtype=dtype)
+        self._layout: Layout = layout_of(self._module)
+        if not self._layout.dim:
+            raise UserError("the model has no trainable parameter.")
+        self._loss, self._dtype, self._device = loss, dtype, torch.device(device)
+        pairs = [self._pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+        if not pairs:
+            raise UserError("there are no clients: give at least one (inputs, targets) pair.")
+        self._sizes = np.array([len(y) for _, y in pairs], dtype=np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
+        self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
+        self._test = None if test is None else self._pair(test, "the test set")
+        self._per_example = self._try_one()
+        looped = any(isinstance(layer, ONE_BY_ONE) for layer in module.modules())
+        self._vmapped = vectorize == "vmap" or (vectorize == "auto" and not looped)
+        most = tile_size(len(pairs), self.dim) if self._vmapped else 1
+        self._tile = at_least_one("tile", most if tile is None else tile)
+        self._own = threading.local()  # each thread binds parameters to a module of its own
+
+    @property
+    def dim(self) -> int:
+        return self._layout.dim
+
+    @property
+    def num_clients(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def tile(self) -> int:
+        return self._tile
+
+    @property
+    def client_sizes(self) -> np.ndarray:
+        return self._sizes
+
+    @property
+    def vectorized(self) -> bool:
+        """Whether a tile of clients is computed in one call."""
+        return self._vmapped
+
+    def init(self, rng: np.random.Generator) -> Tensor:
+        """The module's own weights; build it with the seed you want."""
+        return flatten(self._module)
+
+    def named(self, x: Tensor) -> dict[str, Tensor]:
+        return {**dict(self._module.state_dict()), **self._layout.views(x)}
+
+    def model(self, x: Tensor) -> nn.Module:
+        module = copy.deepcopy(self._module)
+        module.load_state_dict(self.named(x))
+        return module
+
+    def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
+        sizes = self._sizes[ids]
+        if examples is None and (sizes == sizes[0]).all():
+            index, mask = None, None
+        else:
+            examples = _all_examples(sizes) if examples is None else examples
+            index, mask = self._starts[ids][:, None] + examples, examples >= 0
+        padded = mask is not None and not mask.all()
+        if self._vmapped and (self._per_example or not padded):
+            return self._grad_at_once(x, ids, index, mask if padded else None)
+        return self._grad_one_by_one(x, ids, index, mask)
+
+    def evaluate(self, x: Tensor) -> Metrics:
+        """train_loss is the mean over clients, each weighing the same; the rest is on the public test set."""
+        module = self._bound(x).eval()
+        with torch.no_grad():
+            client_losses = self._client_losses(module)
+            finite = client_losses[client_losses.isfinite()]
+            public = {} if self._test is None else self._test_metrics(module, *self._test)
+        return Metrics(public, {"train_loss": float(finite.mean())})
+
+    # gradients
+
+    def _grad_at_once(self, x: Tensor, ids: np.ndarray, index: np.ndarray | None, mask: np.ndarray | None) -> Tensor:
+        inputs, targets = self._batch(ids, index)
+        weights = None if mask is None else self._tensor(mask / mask.sum(axis=1, keepdims=True))
+        module, loss = self._thread_module(), self._loss
+
+        def objective(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+            losses = loss(functional_call(module, parameters, (inputs,)), targets)
+            return losses.mean() if weights is None else (losses * weights).sum()
+
+        in_dims = (None if x.ndim == 1 else 0, 0, 0, None if weights is None else 0)
+        gradients = vmap(grad(objective), in_dims)(self._layout.views(x), inputs, targets, weights)
+        return torch.cat([gradients[name].flatten(1) for name in self._layout.names], dim=1)
+
+    def _grad_one_by_one(self, x: Tensor, ids: np.ndarray, index: np.ndarray | None, mask: np.ndarray | None) -> Tensor:
+        rows = torch.empty(len(ids), self.dim, dtype=x.dtype, device=x.device)
+        for r, i in enumerate(ids):
+            if index is None:
+                where: slice | Tensor = slice(self._starts[i], self._starts[i] + self._sizes[i])
+            else:
+                where = torch.as_tensor(index[r] if mask is None else index[r][mask[r]], device=self._device)
+            module = self._bound(x if x.ndim == 1 else x[r])
+            loss = self._loss(module(_for_convolutions(self._x[where])), self._y[where]).mean()
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            torch.cat([g.flatten() for g in pieces], out=rows[r])
+        return rows
+
+    def _batch(self, ids: np.ndarray, index: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        if index is not None:
+            flat = torch.as_tensor(index.clip(min=0).ravel(), device=self._device)
+            shape = index.shape
+        elif ids[-1] - ids[0] + 1 == len(ids):  # neighbours of equal size: views of the data as they lie
+            n = int(self._sizes[ids[0]])
+            start, shape = int(self._starts[ids[0]]), (len(ids), n)
+            end = start + len(ids) * n
+            return torch.unflatten(self._x[start:end], 0, shape), torch.unflatten(self._y[start:end], 0, shape)
+        else:
+            return self._batch(ids, self._starts[ids][:, None] + np.arange(self._sizes[ids[0]]))
+        return torch.unflatten(self._x[flat], 0, shape), torch.unflatten(self._y[flat], 0, shape)
+
+    def _bound(self, x: Tensor) -> nn.Module:
+        """This thread's module with parameters that are views of x."""
+        module = self._thread_module()
+        views = self._layout.views(x.detach())
+        for name, parameter in module.named_parameters():
+            if name in views:
+                parameter.data = views[name]
+        return module.train()
+
+    def _thread_module(self) -> nn.Module:
+        if not hasattr(self._own, "module"):
+            self._own.module = copy.deepcopy(self._module)
+        module: nn.Module = self._own.module
+        return module
+
+    # evaluation
+
+    def _client_losses(self, module: nn.Module) -> Tensor:
+        if not self._per_example or not self._vmapped:
+            ends = self._starts + self._sizes
+            parts = [slice(a, b) for a, b in zip(self._starts, ends, strict=True)]
+            losses = [self._loss(module(_for_convolutions(self._x[p])), self._y[p]).mean() for p in parts]
+            return torch.stack(losses)
+        pieces = [self._loss(module(x), y) for x, y in _pieces(self._x, self._y)]
+        owner = torch.as_tensor(np.repeat(np.arange(self.num_clients), self._sizes), device=self._device)
+        sums = torch.zeros(self.num_clients, dtype=self._dtype, device=self._device)
+        return sums.index_add_(0, owner, torch.cat(pieces)) / self._tensor(self._sizes)
+
+    def _test_metrics(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+        loss = correct = 0.0
+        for x, y in _pieces(inputs, targets):
+            outputs = module(_for_convolutions(x))
+            loss += float(self._loss(outputs, y).mean()) * len(y)
+            if _classifies(outputs, y):
+                correct += float((outputs.argmax(dim=1) == y).sum())
+        metrics = {"test_loss": loss / len(targets)}
+        return metrics | {"test_accuracy": correct / len(targets)} if _classifies(outputs, y) else metrics
+
+    # construction
+
+    def _pair(self, pair: Iterable[Any], whose: str) -> tuple[Tensor, Tensor]:
+        x, y = (self._tensor(values) for values in pair)
+        if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
+            raise UserError(f"{whose} has inputs of shape {tuple(x.shape)} but targets of shape {tuple(y.shape)}.")
+        if not len(x):
+            raise UserError(f"{whose} has no data: leave it out, or give it at least one example.")
+        return x, y
+
+    def _tensor(self, values: Any) -> Tensor:
+        """torch's own copy (aligned memory: the same bits every time), floats in our dtype, whole numbers as int64."""
+        tensor = torch.as_tensor(values)
+        dtype = self._dtype if tensor.is_floating_point() else torch.int64
+        return tensor.to(device=self._device, dtype=dtype, copy=True)
+
+    def _try_one(self) -> bool:
+        """Runs two examples through module and loss, so that what does not fit is said now; is the loss per example?"""
+        x, y = self._x[:1].expand(2, *self._x.shape[1:]), self._y[:1].expand(2, *self._y.shape[1:])
+        try:
+            with torch.no_grad():
+                outputs = self._module(x)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"the model does not take examples of shape {tuple(self._x.shape[1:])}: {reason}."
+            ) from error
+        targets = [self._y] if self._test is None else [self._y, self._test[1]]
+        if self._loss is cross_entropy:
+            _require_classes(outputs, targets)
+        losses: Tensor = self._loss(outputs, y)
+        if losses.shape not in ((), (2,)):
+            raise UserError(
+                f"the loss must be one number per example or their mean, not of shape {tuple(losses.shape)}."
+            )
+        return losses.shape == (2,)
+
+
+def _concatenate(tensors: list[Tensor]) -> Tensor:
+    odd = next((i for i, t in enumerate(tensors) if t.shape[1:] != tensors[0].shape[1:]), None)
+    if odd is not None:
+        shapes = tuple(tensors[odd].shape[1:]), tuple(tensors[0].shape[1:])
+        raise UserError(f"client {odd} has examples of shape {shapes[0]}, client 0 of shape {shapes[1]}.")
+    return torch.cat(tensors)
+
+
+def _all_examples(sizes: np.ndarray) -> np.ndarray:
+    everyone = np.broadcast_to(np.arange(sizes.max()), (len(sizes), sizes.max()))
+    return np.where(everyone < sizes[:, None], everyone, -1)
+
+
+def _pieces(x: Tensor, y: Tensor, size: int = 1024) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+
+
+def _for_convolutions(x: Tensor) -> Tensor:
+    """Images with channels last in memory: convolutions on a CPU are faster so."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def _classifies(outputs: Tensor, targets: Tensor) -> bool:
+    return outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()
+
+
+def _require_classes(outputs: Any, targets: list[Tensor]) -> None:
+    """Cross entropy wants one whole-number class per example, each among the model's outputs."""
+    if any(t.is_floating_point() or t.ndim != 1 for t in targets):
+        raise UserError("cross entropy needs one whole number (the class) per example as target; or give another loss.")
+    top = max(int(t.max()) for t in targets)
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] <= top:
+        shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise UserError(f"the model gives outputs of shape {shape}, but the labels go up to {top}: it needs {top + 1}.")
+
+
+def _require_function_of_parameters(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise UserError(f"the layer '{name}' drops out at random from torch's global generator, which no seed of a "
+                            "run controls: remove it or set its probability to 0.")  # fmt: skip
+        if getattr(layer, "running_mean", None) is not None:
+            raise UserError(f"the layer '{name}' keeps running statistics, which are no parameters and would leave the "
+                            "clients outside the messages: use GroupNorm, or track_running_stats=False.")  # fmt: skip

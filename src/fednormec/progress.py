@@ -1,0 +1,76 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when asked for quiet."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fednormec.problems.base import Metrics
+
+Show = Callable[[int, Metrics | None], None]
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def shown(rounds: int, quiet: bool) -> Iterator[Show]:
+    """A function to call after each round with its number and, where it was evaluated, its figures."""
+    if quiet:
+        yield lambda number, metrics: None
+    elif sys.stderr.isatty():
+        with _bar(rounds) as show:
+            yield show
+    else:
+        yield _lines(rounds)
+
+
+def figures(metrics: Metrics) -> str:
+    """The few numbers one wants to see at once."""
+    named = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}"}
+    parts = [text.format(metrics.public[key]) for key, text in named.items() if key in metrics.public]
+    return "  ".join([f"loss {metrics.not_private['train_loss']:.4f}", *parts])
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """A curve in one line of text.
+
+    >>> sparkline([0.0, 1.0, 2.0, 3.0])
+    '▁▃▆█'
+    """
+    picked = values[:: max(1, -(-len(values) // width))]
+    low, high = min(values), max(values)
+    return "".join(BARS[round((v - low) / ((high - low) or 1) * (len(BARS) - 1))] for v in picked)
+
+
+@contextmanager
+def _bar(rounds: int) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[speed]}"),
+        TextColumn("ETA"), TimeRemainingColumn(compact=True), TextColumn("{task.fields[figures]}"),
+    )  # fmt: skip
+    started = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=rounds, speed="", figures="")
+
+        def show(number: int, metrics: Metrics | None) -> None:
+            speed = f"{number / (time.monotonic() - started):.1f} rounds/s"
+            progress.update(task, completed=number, speed=speed)
+            if metrics is not None:
+                progress.update(task, figures=figures(metrics))
+
+        yield show
+
+
+def _lines(rounds: int) -> Show:
+    started = time.monotonic()
+
+    def show(number: int, metrics: Metrics | None) -> None:
+        if metrics is not None:
+            speed = number / (time.monotonic() - started)
+            left = (rounds - number) / speed
+            text = f"round {number}/{rounds}  {speed:.1f} rounds/s  ETA {left:.0f} s  {figures(metrics)}"
+            print(text, file=sys.stderr, flush=True)
+
+    return show

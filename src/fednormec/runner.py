@@ -1,0 +1,83 @@
+"""A run from config to folder: assemble, train with progress, save, and say how it ended."""
+
+from pathlib import Path
+from typing import Any
+
+from fednormec.config import Config
+from fednormec.engine import record
+from fednormec.errors import Diverged
+from fednormec.experiment import Experiment, assemble, start
+from fednormec.progress import shown, sparkline
+from fednormec.randomness import generator
+from fednormec.runs import RunFolder, default_path
+
+
+def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[str, Any]:
+    """Trains what the config describes and returns the summary that also lies in the folder.
+
+    The folder is made after everything was checked, so that a mistake leaves nothing behind. A run whose model
+    diverges is kept, with the last finite model.
+    """
+    experiment = assemble(config)
+    rounds = start(experiment)
+    x, done, ended = experiment.problem.init(generator(experiment.run.seed, "init")), 0, None
+    latest: dict[str, float] = {}
+    curve: list[float] = []
+    with RunFolder(out or default_path(name), experiment.config) as folder, shown(experiment.run.rounds, quiet) as show:
+        try:
+            for r in rounds:
+                x, done = r.x, r.number
+                folder.add(record(r))
+                show(r.number, r.metrics)
+                if r.metrics is not None:
+                    latest = {**r.metrics.public, **r.metrics.not_private}
+                    curve.append(latest.get("test_accuracy", latest["train_loss"]))
+        except Diverged as end:
+            ended = str(end)
+        summary = _summary(experiment, done, latest, folder.path, ended)
+        folder.finish(experiment.problem.named(x), summary)
+    return summary | {"curve": sparkline(curve) if curve else ""}
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """The summary for a person."""
+    metrics = summary["metrics"]
+    lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
+             f"{summary['parameters']:,} parameters"]  # fmt: skip
+    if "test_accuracy" in metrics:
+        lines.append(f"test accuracy  {metrics['test_accuracy']:.1%}  {summary['curve']}")
+    if "test_loss" in metrics:
+        lines.append(f"test loss      {metrics['test_loss']:.4f}")
+    if "train_loss" in metrics:
+        lines.append(f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)")
+    if "gradient_norm" in metrics:
+        lines.append(f"gradient norm  {metrics['gradient_norm']:.3e}")
+    lines += [f"privacy        {summary['privacy']}", f"run folder     {summary['out']}"]
+    return "\n".join(lines)
+
+
+def _summary(
+    experiment: Experiment, rounds: int, metrics: dict[str, float], out: Path, ended: str | None
+) -> dict[str, Any]:
+    summary: dict[str, Any] = {
+        "method": experiment.algorithm.name,
+        "rounds": rounds,
+        "metrics": metrics,
+        "out": str(out),
+        "status": "done" if ended is None else "diverged",
+        "message": ended,
+        "clients": experiment.problem.num_clients,
+        "parameters": experiment.problem.dim,
+        "privacy": "none: no noise was added, the clients' data are not protected",
+    }
+    if experiment.privacy is not None:
+        summary |= {
+            "privacy": f"noise of std {experiment.privacy.noise_std:g} x radius ({experiment.privacy.trust}); "
+            "its ε is not yet computed, so nothing is claimed",
+            "epsilon": None,
+            "delta": None,
+            "noise_std": experiment.privacy.noise_std,
+            "trust": experiment.privacy.trust,
+            "adjacency": "zero_out",
+        }
+    return summary

@@ -1,0 +1,109 @@
+"""The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
+model (model.safetensors) and how it ended (summary.json). A folder is made once and never written over."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fednormec.config import Section, dump
+from fednormec.errors import UserError
+
+PACKAGES = ("fednormec", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+class RunFolder:
+    """A fresh folder being filled by one run."""
+
+    def __init__(self, path: Path, config: Mapping[str, Section]) -> None:
+        self.path = _fresh(path)
+        (self.path / "config.toml").write_text(dump(config), encoding="utf-8")
+        _write_json(self.path / "environment.json", environment())
+        self._metrics = open(self.path / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._metrics.close()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One round's record, readable at once."""
+        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+
+    def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
+        """The model and the summary: a folder that has both holds a run that came to its end."""
+        save_file(
+            {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()},
+            self.path / "model.safetensors",
+        )
+        _write_json(self.path / "summary.json", summary)
+
+
+def default_path(name: str, under: Path = Path("runs")) -> Path:
+    """runs/NAME-1, or the next number that is free."""
+    number = 1
+    while (under / f"{name}-{number}").exists():
+        number += 1
+    return under / f"{name}-{number}"
+
+
+def environment() -> dict[str, Any]:
+    """What a result may depend on besides its config."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def _fresh(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        held = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise UserError(f"the output folder {path} cannot be made: {error.strerror or error}.") from error
+    if held:
+        what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
+        raise UserError(f"the output folder {path} {what}: nothing was changed; choose another with --out.")
+    return path
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of this source, with a + when it was changed since; None outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        inside = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
+        if inside.returncode:
+            return None
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

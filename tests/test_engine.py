@@ -1,0 +1,345 @@
+"""The engine: invariants of the family, purity, the same bits every time, empty cohorts, broken clients."""
+
+import gc
+import math
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import fednormec as fn
+from fednormec.algorithms.named import METHODS
+from fednormec.local import Moment
+from fednormec.participation import Participation, Weights
+from fednormec.randomness import generator
+
+LOCAL = fn.gd(0.3, steps=2)
+QUADRATIC = fn.random_quadratic(11, 5, parts=3, heterogeneity=1.0, seed=0)
+NOBODY = Participation("nobody", lambda m: 0.5, lambda m, rng: np.zeros(m, bool), "advance")
+
+
+def mlp_problem(clients=9, sizes=None, dtype=torch.float32, **settings):
+    rng = np.random.default_rng(0)
+    sizes = sizes or [8] * clients
+    module = fn.models.mlp((6,), 3, hidden=(5,))
+    fn.models.reset(module, np.random.default_rng(1))
+    pairs = [(rng.standard_normal((n, 6)), rng.integers(0, 3, n)) for n in sizes]
+    return fn.NeuralProblem(module, pairs, dtype=dtype, **settings)
+
+
+def build(name):
+    return METHODS[name].build(LOCAL) if METHODS[name].takes_local else METHODS[name].build()
+
+
+def finish(problem, algorithm, participation=None, noise=None, rounds=6, seed=1, **settings):
+    *_, last = fn.simulate(problem, algorithm, participation, noise, rounds=rounds, seed=seed, **settings)
+    return last
+
+
+PROBLEMS = {
+    "quadratic": lambda: QUADRATIC,
+    "logistic": lambda: fn.random_logistic(7, 4, examples=5),
+    "mlp": mlp_problem,
+    "mlp, unequal, float64": partial(mlp_problem, sizes=[3, 9, 4, 8, 1], dtype=torch.float64),
+}
+
+
+# contracts: every method on every problem
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_on_every_problem_and_keeps_its_types(name, problem):
+    problem = PROBLEMS[problem]()
+    algorithm = build(name)
+    last = finish(problem, algorithm, fn.poisson(0.5), evaluate_every=1)
+    x0 = problem.init(np.random.default_rng(0))
+    assert last.x.shape == (problem.dim,)
+    assert last.x.dtype == last.memory.dtype == x0.dtype
+    assert last.memory.shape == (problem.num_clients, algorithm.memory_slots * problem.dim)
+    assert last.server.round == 6
+    assert last.x.isfinite().all()
+    assert math.isfinite(last.metrics.not_private["train_loss"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_lowers_the_loss(name):
+    losses = [
+        r.metrics.not_private["train_loss"] for r in fn.simulate(QUADRATIC, build(name), rounds=150, evaluate_every=1)
+    ]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_stay_within_the_radius(name):
+    algorithm = build(name)
+    problem = mlp_problem()
+    d, m = problem.dim, problem.num_clients
+    rng = torch.Generator().manual_seed(0)
+    server = algorithm.init(torch.randn(d, generator=rng))
+    for scale in (0.0, 1e-30, 1.0, 1e30):
+        rows = torch.randn(m, algorithm.memory_slots * d, generator=rng)
+        messages, _ = algorithm.client(server, rows, scale * torch.randn(m, d, generator=rng))
+        assert messages.shape == (m, algorithm.message_slots * d)
+        if METHODS[name].can_be_private:
+            assert (messages.double().norm(dim=1) <= algorithm.bound.radius).all()
+        else:
+            assert algorithm.bound.radius == math.inf
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_client_and_server_are_pure(name):
+    """The same arguments give the same result twice, and are not written to."""
+    algorithm, d, m = build(name), 12, 4
+    rng = torch.Generator().manual_seed(0)
+    start = algorithm.init(torch.randn(d, generator=rng))
+    server = start._replace(memory=torch.randn(start.memory.shape, generator=rng))
+    rows, updates = torch.randn(m, algorithm.memory_slots * d, generator=rng), torch.randn(m, d, generator=rng)
+    mean = torch.randn(algorithm.message_slots * d, generator=rng)
+    given = [t.clone() for t in (server.x, server.memory, rows, updates, mean)]
+    first, second = (algorithm.client(server, rows, updates) for _ in range(2))
+    ends = [algorithm.server(server, mean, Weights(2.0, 1.0)) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(ends[0].x, ends[1].x)
+    assert torch.equal(ends[0].memory, ends[1].memory)
+    assert all(torch.equal(a, b) for a, b in zip(given, (server.x, server.memory, rows, updates, mean), strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_alone_is_a_row_in_a_tile(name):
+    """What one client computes on the wire is what it computes among others."""
+    algorithm, d, m = build(name), 70, 5
+    rng = torch.Generator().manual_seed(0)
+    server = algorithm.init(torch.randn(d, generator=rng))
+    rows, updates = torch.randn(m, algorithm.memory_slots * d, generator=rng), torch.randn(m, d, generator=rng)
+    messages, moved = algorithm.client(server, rows, updates)
+    for i in range(m):
+        message, own = algorithm.client(server, rows[i : i + 1], updates[i : i + 1])
+        assert torch.equal(message[0], messages[i])
+        assert torch.equal(own[0], moved[i])
+
+
+# invariants
+
+
+@pytest.mark.parametrize(
+    "name", ["fed_normec", "alpha_normec", "clip21", "clip21_sgd2m", "ef21", "scaffold", "dp_scaffold"]
+)
+def test_the_servers_memory_is_the_mean_of_the_clients(name):
+    """p = 1 and no noise: exactly what error feedback promises; with sleeping clients also for p < 1."""
+    for participation in (fn.full(), fn.poisson(0.4, "sleep")):
+        for r in fn.simulate(QUADRATIC, build(name), participation, rounds=20, seed=2):
+            mean = r.memory[:, : QUADRATIC.dim].mean(0)
+            assert torch.allclose(r.server.memory, mean, rtol=0, atol=1e-13)
+
+
+def test_with_advancing_clients_and_sampling_the_servers_memory_is_not_the_mean():
+    """The other direction: sampling variance is real under the paper's rule, so the test above can fail."""
+    last = finish(QUADRATIC, build("fed_normec"), fn.poisson(0.4), rounds=20)
+    assert (last.server.memory - last.memory.mean(0)).norm() > 1e-3
+
+
+def test_initial_memory_from_local_updates():
+    algorithm = fn.fed_normec(LOCAL, initial_memory="local_updates", beta=1e-12, server_step=1e-12)
+    last = finish(QUADRATIC, algorithm, rounds=1)
+    x0 = QUADRATIC.init(generator(1, "init"))
+    updates = LOCAL.run(QUADRATIC, x0, np.arange(11), Moment(1, 0), None)
+    assert torch.allclose(last.memory, updates, rtol=0, atol=1e-10)
+    assert torch.allclose(last.server.memory, updates.mean(0), rtol=0, atol=1e-10)
+
+
+def test_warm_up_keeps_the_model_and_moves_the_memories():
+    rounds = list(fn.simulate(QUADRATIC, fn.fed_normec(LOCAL, warmup_rounds=3), rounds=5, seed=1))
+    x0 = QUADRATIC.init(generator(1, "init"))
+    assert [torch.equal(r.x, x0) for r in rounds] == [True, True, True, False, False]
+    assert all(r.server.memory.norm() > 0 for r in rounds)
+
+
+def test_idle_clients_advance_or_sleep():
+    counts = {}
+    for idle in ("advance", "sleep"):
+        rounds = list(fn.simulate(QUADRATIC, build("fed_normec"), fn.poisson(0.3, idle), rounds=30, seed=4))
+        counts[idle] = [(r.computed, r.sent) for r in rounds]
+    assert all(computed == 11 for computed, _ in counts["advance"])
+    assert all(computed == sent for computed, sent in counts["sleep"])
+    assert [s for _, s in counts["advance"]] == [s for _, s in counts["sleep"]]  # the same cohorts
+
+
+@pytest.mark.parametrize("name", ["fed_avg", "dp_fed_avg_clip", "scaffold"])
+def test_methods_whose_idle_clients_have_nothing_to_advance_let_them_sleep(name):
+    for r in fn.simulate(QUADRATIC, build(name), fn.poisson(0.3, "advance"), rounds=10):
+        assert r.computed == r.sent
+
+
+# the same bits
+
+
+@pytest.mark.parametrize("participation", [fn.full(), fn.poisson(0.5), fn.poisson(0.5, "sleep")], ids=lambda p: p.name)
+@pytest.mark.parametrize("name", ["fed_normec", "clip21_sgd2m", "dp_fed_avg_clip", "dp_scaffold"])
+def test_same_seed_same_bits_whatever_the_chunks_and_workers(name, participation):
+    problem = mlp_problem(clients=23, tile=4)
+    noise = fn.GaussianNoise(0.1)
+    ends = [
+        finish(problem, build(name), participation, noise, workers=workers, chunk_size=chunk)
+        for workers, chunk in [(1, None), (2, None), (3, 1), (1, 23), (2, 9), (4, 1000)]
+    ]
+    for end in ends[1:]:
+        assert torch.equal(end.x, ends[0].x)
+        assert torch.equal(end.memory, ends[0].memory)
+        assert torch.equal(end.server.memory, ends[0].server.memory)
+
+
+def test_same_bits_for_mini_batches_and_looped_gradients():
+    for settings in ({"vectorize": "loop"}, {"vectorize": "vmap", "tile": 3}):
+        problem = mlp_problem(sizes=[5, 8, 3, 9, 8, 8, 2], **settings)
+        algorithm = fn.fed_normec(fn.sgd(0.3, steps=3, batch_size=4))
+        ends = [finish(problem, algorithm, fn.poisson(0.6), workers=w) for w in (1, 3)]
+        assert torch.equal(ends[0].x, ends[1].x)
+
+
+def test_another_seed_gives_other_bits():
+    algorithm, problem = build("fed_normec"), mlp_problem()
+    a, b = (finish(problem, algorithm, fn.poisson(0.5), fn.GaussianNoise(1.0), seed=s) for s in (1, 2))
+    assert not torch.equal(a.x, b.x)
+
+
+def test_no_global_generator_is_touched():
+    problem = mlp_problem()  # building a module draws from torch's generator, running it does not
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    finish(problem, fn.fed_normec(fn.sgd(0.1, 2, 4)), fn.poisson(0.5), fn.GaussianNoise(1.0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+
+
+def test_torchs_thread_setting_is_left_as_it_was():
+    before = torch.get_num_threads()
+    rounds = fn.simulate(mlp_problem(), build("fed_normec"), rounds=3, workers=3)
+    next(rounds)
+    assert torch.get_num_threads() == before
+    rounds.close()
+    assert torch.get_num_threads() == before
+
+
+# empty cohorts
+
+
+def test_an_empty_cohort_leaves_the_servers_memory_alone():
+    for name in ("fed_normec", "fed_avg", "scaffold"):
+        first, second = fn.simulate(QUADRATIC, build(name), NOBODY, rounds=2, seed=1)
+        assert torch.equal(first.server.memory, second.server.memory)
+        assert torch.equal(first.x, second.x)
+        assert first.sent == 0
+
+
+def test_an_empty_cohort_still_gets_central_noise():
+    algorithm = fn.fed_normec(LOCAL, beta=0.5)
+    last = finish(QUADRATIC, algorithm, NOBODY, fn.GaussianNoise(2.0), rounds=1, seed=1)
+    draw = fn.GaussianNoise(2.0).draw(5, 0, 1.0, 1, 1)
+    assert np.allclose(last.server.memory.numpy(), 0.5 * 2 / 11 * draw, rtol=1e-12)
+    per_client = finish(QUADRATIC, algorithm, NOBODY, fn.GaussianNoise(2.0, "client"), rounds=1, seed=1)
+    assert not per_client.server.memory.any()
+
+
+# what is refused
+
+
+def test_noise_without_a_bound_is_refused():
+    for name in ("ef21", "fed_avg", "scaffold"):
+        with pytest.raises(fn.UserError, match="does not bound"):
+            fn.simulate(QUADRATIC, build(name), noise=fn.GaussianNoise(1.0), rounds=1)
+
+
+def test_exact_initial_memories_with_noise_are_refused():
+    with pytest.raises(fn.UserError, match="exact updates"):
+        fn.simulate(QUADRATIC, fn.clip21(initial_memory="local_updates"), noise=fn.GaussianNoise(1.0), rounds=1)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"rounds": 0}, {"workers": 0}, {"chunk_size": 0}, {"evaluate_every": 0}, {"x0": torch.zeros(3)}]
+)
+def test_bad_arguments_are_refused_before_the_first_round(bad):
+    with pytest.raises(fn.UserError):
+        fn.simulate(QUADRATIC, build("fed_normec"), **{"rounds": 2, **bad})
+
+
+# broken clients
+
+
+class Broken:
+    """A quadratic problem in which some clients answer with something that is not finite."""
+
+    def __init__(self, broken: dict[int, float]) -> None:
+        self.broken = broken
+
+    def __getattr__(self, name):
+        return getattr(QUADRATIC, name)
+
+    def grad(self, x, ids, examples=None):
+        rows = QUADRATIC.grad(x, ids, examples)
+        for place, i in enumerate(ids):
+            if int(i) in self.broken:
+                rows[place, 2] = self.broken[int(i)]
+        return rows
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clients_with_updates_that_are_not_finite_are_left_out_and_counted(name):
+    problem = Broken({1: math.nan, 4: math.inf, 10: -math.inf})
+    for r in fn.simulate(problem, build(name), rounds=8, seed=1):
+        assert r.left_out == 3
+        assert not r.memory[[1, 4, 10]].any()  # their memories stay as they were
+        assert r.x.isfinite().all()
+        assert r.server.memory.isfinite().all()
+
+
+def test_the_others_do_not_notice():
+    """Leaving a client out is sending zero: the sum is that of the finite clients, over the same M."""
+    broken = finish(Broken({0: math.nan}), fn.fed_avg(fn.gd(0.3)), rounds=1)
+    x0 = QUADRATIC.init(generator(1, "init"))
+    updates = QUADRATIC.grad(x0, np.arange(11))[1:].sum(0)
+    assert torch.allclose(broken.x, x0 - 0.3 * updates / 11, rtol=1e-13)
+
+
+def test_huge_but_finite_updates_are_no_fault_for_a_bounded_method():
+    last = finish(Broken({3: 1e300}), build("fed_normec"), rounds=8)
+    assert last.left_out == 0
+    assert last.memory.isfinite().all()
+
+
+def test_a_diverging_model_is_told_with_its_round():
+    rounds = []
+    with pytest.raises(fn.Diverged, match="round") as caught:
+        for r in fn.simulate(QUADRATIC, fn.fed_avg(fn.gd(1e30)), rounds=50):
+            rounds.append(r)
+    assert caught.value.round == len(rounds) + 1
+    assert all(r.x.isfinite().all() for r in rounds)
+
+
+def test_train_keeps_the_last_finite_model_of_a_divergence():
+    result = fn.train(QUADRATIC, fn.fed_avg(fn.gd(1e30)), rounds=50)
+    assert result.diverged is not None
+    assert result.diverged.round == len(result.history) + 1
+    assert result.x.isfinite().all()
+
+
+def test_train_returns_history_and_model():
+    problem = mlp_problem()
+    seen = []
+    result = fn.train(problem, build("fed_normec"), rounds=40, seed=1, on_round=lambda r: seen.append(r.number))
+    assert seen == list(range(1, 41))
+    assert [h["round"] for h in result.history] == seen
+    assert sum("train_loss" in h["not_private"] for h in result.history) == 20
+    assert isinstance(result.model, torch.nn.Module)
+    assert torch.equal(torch.cat([p.flatten() for p in result.model.parameters()]), result.x)
+    assert torch.equal(result.x, finish(problem, build("fed_normec"), rounds=40).x)
+
+
+def test_breaking_off_an_iteration_ends_its_threads():
+    before = threading.active_count()
+    for r in fn.simulate(mlp_problem(), build("fed_normec"), rounds=100, workers=4):
+        if r.number == 2:
+            break
+    gc.collect()
+    assert threading.active_count() == before
