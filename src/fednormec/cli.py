@@ -39,7 +39,7 @@ Examples:
   fednormec config my.toml --set method.name=dp_scaffold
 """
 
-ConfigPath = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file; default: the quickstart.")]
+ConfigPath = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: the quickstart.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
 
@@ -142,5 +142,10 @@ def _print_rows(rows: dict[str, dict[str, Any]], as_json: bool) -> None:
         print(f"{name}\n    {row['about']}")
         for key, value in row.items():
             if key != "about":
-                text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-                print(f"    {key.replace('_', ' ')}: {text}")
+                print(f"    {key.replace('_', ' ')}: {_words(value)}")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

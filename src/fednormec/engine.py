@@ -134,7 +134,7 @@ def _rounds(
 ) -> Iterator[Round]:
     m, weights = problem.num_clients, participation.weights(problem.num_clients)
     memory = torch.zeros(m, algorithm.memory_slots * problem.dim, dtype=x.dtype, device=x.device)
-    server = algorithm.init(x)
+    server, in_vain = algorithm.init(x), 0
     with pool.threads() as submit:
         if algorithm.prime is not None:
             everyone = full().draw(m, seed, 0)
@@ -150,8 +150,11 @@ def _rounds(
             server = algorithm.server(server, (total / m).to(x.dtype), weights)
             if not server.x.isfinite().all():
                 raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
+            in_vain = in_vain + left_out if left_out == computed else 0
+            if in_vain >= m:  # as many updates as there are clients, and none of them finite
+                raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
             due = evaluate_every is not None and (number % evaluate_every == 0 or number == rounds)
-            metrics = problem.evaluate(server.x) if due or 0 < computed == left_out else None
+            metrics = problem.evaluate(server.x) if due else None
             if metrics is not None and math.isnan(metrics.not_private["train_loss"]):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
             yield Round(number, server, memory, computed, sent, left_out, metrics)

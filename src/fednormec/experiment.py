@@ -1,5 +1,6 @@
 """From a config to the objects of a run: problem, algorithm, participation, noise."""
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,7 +54,7 @@ PARTICIPATIONS: Table = {"full": full, "poisson": poisson, "fixed_size": fixed_s
 
 
 class Experiment(NamedTuple):
-    """Everything a run needs, and the config it came from with every default spelled out."""
+    """Everything a run needs, its config with every default spelled out, and the sections it did without."""
 
     problem: Problem
     algorithm: Algorithm
@@ -62,6 +63,7 @@ class Experiment(NamedTuple):
     run: RunSettings
     privacy: PrivacySettings | None
     config: Config
+    unused: tuple[str, ...]
 
 
 def assemble(config: Config) -> Experiment:
@@ -79,7 +81,8 @@ def assemble(config: Config) -> Experiment:
         noise = GaussianNoise(privacy.noise_std, "sum" if privacy.trust == "central" else "client")
     problem = _problem(config, resolved, run)
     in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
-    return Experiment(problem, algorithm, participation, noise, run, privacy, in_order)
+    unused = tuple(name for name in config if name not in resolved)
+    return Experiment(problem, algorithm, participation, noise, run, privacy, in_order, unused)
 
 
 def start(experiment: Experiment) -> Iterator[Round]:
@@ -121,17 +124,12 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
     def quadratic(
         clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
     ) -> Problem:
-        for section in ("data", "model"):
-            if section in config:
-                raise UserError(f"a quadratic problem makes its own data and model: remove [{section}].")
         problem = random_quadratic(
             clients, dim, parts=parts, heterogeneity=heterogeneity, condition=condition, seed=run.seed, dtype=dtype
         )
         return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
 
     def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
-        if "model" in config:
-            raise UserError("logistic regression is its own model: remove [model].")
         data = _data(config, resolved, run.seed)
         pairs = [_two_classes(examples, positive, dtype, device) for examples in data.clients]
         test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
@@ -181,7 +179,8 @@ def _dealt(held: NpzData, deal: Call, test_fraction: float, seed: int) -> Federa
 
 def _file(source: str) -> NpzData:
     if not Path(source).suffix and not Path(source).exists():
-        known("data source", source, ["digits"])
+        near = "did you mean 'digits'?" if difflib.get_close_matches(source, ["digits"]) else "check the path."
+        raise UserError(f"there is no data set, file or folder '{source}'; {near}")
     return read_npz(source)
 
 

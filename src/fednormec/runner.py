@@ -1,5 +1,6 @@
 """A run from config to folder: assemble, train with progress, save, and say how it ended."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
     """
     experiment = assemble(config)
     rounds = start(experiment)
+    for section in experiment.unused:
+        print(f"note: this run has no use for [{section}].", file=sys.stderr)
     x, done, ended = experiment.problem.init(generator(experiment.run.seed, "init")), 0, None
     latest: dict[str, float] = {}
+    left_out = 0
     curve: list[float] = []
     with RunFolder(out or default_path(name), experiment.config) as folder, shown(experiment.run.rounds, quiet) as show:
         try:
             for r in rounds:
-                x, done = r.x, r.number
+                x, done, left_out = r.x, r.number, left_out + r.left_out
                 folder.add(record(r))
                 show(r.number, r.metrics)
                 if r.metrics is not None:
@@ -34,7 +38,7 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
                     curve.append(latest.get("test_accuracy", latest["train_loss"]))
         except Diverged as end:
             ended = str(end)
-        summary = _summary(experiment, done, latest, folder.path, ended)
+        summary = _summary(experiment, done, latest, folder.path, ended) | {"left_out": left_out}
         folder.finish(experiment.problem.named(x), summary)
     return summary | {"curve": sparkline(curve) if curve else ""}
 
@@ -52,6 +56,8 @@ def describe(summary: dict[str, Any]) -> str:
         lines.append(f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)")
     if "gradient_norm" in metrics:
         lines.append(f"gradient norm  {metrics['gradient_norm']:.3e}")
+    if summary["left_out"]:
+        lines.append(f"left out       {summary['left_out']} updates that were not finite")
     lines += [f"privacy        {summary['privacy']}", f"run folder     {summary['out']}"]
     return "\n".join(lines)
 
