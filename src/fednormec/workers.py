@@ -25,7 +25,7 @@ class Pool(NamedTuple):
         """The threads, each set to do its own arithmetic alone: that is faster for many clients, and the bits of a
         result do not depend on how many threads there are."""
         own, ready = torch.get_num_threads(), Barrier(self.workers + 1)
-        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
+        with ThreadPoolExecutor(self.workers, initializer=_compute_alone) as executor:
             for _ in range(self.workers):
                 executor.submit(ready.wait)  # a thread that waits cannot take a second one: all start now
             ready.wait()
@@ -42,3 +42,8 @@ class Pool(NamedTuple):
             under_way.append(submit(work, items[start : start + size]))
         while under_way:
             yield under_way.popleft().result()
+
+
+def _compute_alone() -> None:
+    torch.get_num_threads()  # torch sets a thread up at its first call, with the default; only then ours will stay
+    torch.set_num_threads(1)

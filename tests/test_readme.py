@@ -1,0 +1,90 @@
+"""The README's example and commands do what it says; the examples run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import literal
+import numpy as np
+import own_model_and_data
+import pytest
+import quickstart
+
+from fednormec.algorithms.named import METHODS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", README, re.S) for kind in ("sh", "python", "text")}
+COMMANDS = [line.partition("#")[0].strip() for line in BLOCKS["sh"][1].splitlines()]
+
+
+def test_the_python_example_runs_and_learns(capsys):
+    (code,) = BLOCKS["python"]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    exec(compile(code, "README.md", "exec"), {})
+    accuracy = float(capsys.readouterr().out.split()[0])
+    assert accuracy > 0.8
+
+
+def test_the_two_commands_are_make_run_and_make_test():
+    commands = [line.partition("#")[0].strip() for line in BLOCKS["sh"][0].splitlines()]
+    assert commands == ["make run", "make test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^run: .*\n\t\$\(BIN\)/fednormec run$", makefile, re.M)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A place with data of one's own, as the README assumes."""
+    path = tmp_path_factory.mktemp("readme")
+    rng = np.random.default_rng(0)
+    np.savez(path / "mydata.npz", x=rng.standard_normal((60, 5)), y=rng.integers(0, 3, 60), client=np.arange(60) % 6)
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_run(command, folder):
+    program, _, target = command.partition(" > ")
+    words = shlex.split(program)
+    assert words[0] == "fednormec"
+    if words[1] == "run" and "run.rounds" not in command and command != "fednormec run":
+        words += ["--set", "run.rounds=3"]
+    done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    if target:
+        (folder / target).write_text(done.stdout)
+    if command == "fednormec run":
+        assert_looks_like(done.stdout, BLOCKS["text"][0])
+
+
+def assert_looks_like(printed: str, promised: str) -> None:
+    """The same lines with the same labels, and an accuracy within two points of the one in the README."""
+    labels = [[line.split("  ")[0] for line in text.strip().splitlines()] for text in (printed, promised)]
+    assert labels[0] == labels[1]
+    accuracies = [float(re.search(r"accuracy +([\d.]+)%", text)[1]) for text in (printed, promised)]
+    assert abs(accuracies[0] - accuracies[1]) <= 2
+
+
+def test_the_table_of_methods_is_complete():
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no) \|$", README, re.M))
+    assert rows == {name: "yes" if method.can_be_private else "no" for name, method in METHODS.items()}
+    for name, method in METHODS.items():
+        number = method.paper.removeprefix("arXiv ")
+        if number != method.paper and name != "dp_fed_avg_normalized":
+            assert f"arxiv.org/abs/{number}" in README
+
+
+def test_the_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_the_examples_run(capsys):
+    assert quickstart.main(rounds=60).history[-1]["test_accuracy"] > 0.7
+    losses = own_model_and_data.main(rounds=10)
+    assert len(losses) == 3
+    literal.main()
+    assert float(capsys.readouterr().out.split("difference:")[1]) < 1e-10
