@@ -1,6 +1,7 @@
 """The command line: parse, call, print. Heavy imports wait inside the commands, so that --help answers at once."""
 
 import inspect
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -46,10 +47,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for 
 
 def main() -> None:
     """The program: a user's mistake is one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without ε still gets its result
     try:
         app()
     except UserError as error:
-        print(f"fednormec: {error}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+        print(f"fednormec: {line}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -76,10 +81,11 @@ def run(
 ) -> None:
     from fednormec.config import QUICKSTART, read
     from fednormec.runner import describe, perform
+    from fednormec.runs import to_json
 
     path = QUICKSTART if config is None else Path(config)
     summary = perform(read(path, overrides or []), path.stem, None if out is None else Path(out), quiet)
-    print(json.dumps(summary) if as_json else describe(summary))
+    print(to_json(summary) if as_json else describe(summary))
     if summary["status"] != "done":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
 
@@ -89,7 +95,7 @@ def config(config: ConfigPath = None, overrides: Overrides = None) -> None:
     from fednormec.config import QUICKSTART, dump, read
     from fednormec.experiment import assemble
 
-    print(dump(assemble(read(config or QUICKSTART, overrides or [])).config), end="")
+    print(dump(assemble(read(QUICKSTART if config is None else config, overrides or [])).config), end="")
 
 
 @app.command()

@@ -20,6 +20,15 @@ DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "
 
 
 @dataclass(frozen=True)
+class DataSettings:
+    """[data]: where the examples come from and how they are dealt out; the partition's own settings stand beside it."""
+
+    source: str = "digits"
+    partition: str | None = None
+    test_fraction: float | None = None
+
+
+@dataclass(frozen=True)
 class PrivacySettings:
     """[privacy]: noise on every coordinate, relative to the bound's radius: of the sum (central) or per message."""
 
@@ -53,21 +62,21 @@ class Call(NamedTuple):
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The sections of a TOML file with `section.key=value` overrides applied; their content is not yet checked."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no config file {path}.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the config file {path} cannot be read: {error}.") from error
+        raise UserError(f"the config file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
     try:
-        config = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        config = _loads(text)
+    except ValueError as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from error
     for name, section in config.items():
         known("section", name, SECTIONS)
         if not isinstance(section, dict):
             raise UserError(f"'{name}' is a section: write [{name}] and its settings below, not {name} = {section!r}.")
-    for override in overrides:
-        _override(config, override)
+    for section, key, value in sorted((_override(text) for text in overrides), key=_choices_first):
+        _set(config, section, key, value)
     return config
 
 
@@ -89,16 +98,21 @@ def choose(section: str, settings: Section, table: Mapping[str, Callable[..., An
     if not isinstance(name, str):
         raise UserError(f"[{section}] needs a name, one of {', '.join(table)}.")
     known(section, name, table)
-    arguments = check(f"[{section}] {name}", {k: v for k, v in settings.items() if k != "name"}, table[name], given)
-    return Call(table[name], arguments)
+    own = {key: value for key, value in settings.items() if key != "name"}
+    return Call(table[name], check(f"[{section}] {name}", own, table[name], given, beside=("name",)))
 
 
-def check(where: str, settings: Section, build: Callable[..., Any], given: int = 0) -> Section:
-    """Every argument of `build` by name, of the right type, with its defaults; else a UserError says what is wrong."""
+def check(
+    where: str, settings: Section, build: Callable[..., Any], given: int = 0, beside: Iterable[str] = ()
+) -> Section:
+    """Every argument of `build` by name, of the right type, with its defaults; else a UserError says what is wrong.
+
+    `beside` are the keys of the section that are not `build`'s and were looked at before.
+    """
     parameters = dict(list(inspect.signature(build).parameters.items())[given:])
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
     for key in settings:
-        known(f"setting in {where}", key, parameters)
+        known(f"setting in {where}", key, [*parameters, *beside])
     arguments = {}
     for key, parameter in parameters.items():
         if key in settings:
@@ -119,19 +133,54 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
         raise UserError(f"unknown {what} '{name}'; {hint}")
 
 
-def _override(config: Config, text: str) -> None:
+def _override(text: str) -> tuple[str, str, Any]:
     path, equals, value = text.partition("=")
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
         raise UserError(f"--set takes section.key=value, such as method.beta=0.1, not '{text}'.")
     known("section", section, SECTIONS)
-    if key == "name" and config.get(section, {}).get("name") != value:
-        config[section] = {}  # another constructor: the old one's arguments do not apply
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise UserError(f"--set takes text in UTF-8, not '{text}'.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    config.setdefault(section, {})[key] = parsed
+        return section, key, _loads(f"value = {value}")["value"]
+    except ValueError:
+        return section, key, value.strip()
+
+
+def _choices_first(override: tuple[str, str, Any]) -> int:
+    """What chooses a constructor goes before the constructor's arguments, in whichever order they were given."""
+    return {"name": 0, "source": 0, "partition": 1}.get(override[1], 2)
+
+
+def _set(config: Config, section: str, key: str, value: Any) -> None:
+    """Sets one value; where it chooses another constructor, the old one's arguments do not apply and go."""
+    settings = config.setdefault(section, {})
+    if key == "name" and value != settings.get("name", DEFAULT_NAMES.get(section)):
+        settings.clear()
+    elif (section, key) == ("data", "source"):
+        old = settings.get("source", DataSettings.source)
+        if value != old and DataSettings.source in (value, old):  # from one file to another the partition stays
+            settings.clear()
+    elif (section, key) == ("data", "partition") and value != settings.get("partition"):
+        config[section] = settings = {k: v for k, v in settings.items() if k in ("source", "test_fraction")}
+    settings[key] = value
+
+
+def _loads(text: str) -> dict[str, Any]:
+    """tomllib.loads, with ValueError for anything that cannot be used: TOML's whole numbers have 64 bits."""
+    try:
+        content = tomllib.loads(text)
+        if _too_large(content):
+            raise ValueError("a whole number in it does not fit 64 bits")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return content
+
+
+def _too_large(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_too_large, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _typed(where: str, value: Any, hint: Any) -> Any:

@@ -1,7 +1,10 @@
 """From a config to the objects of a run: problem, algorithm, participation, noise."""
 
 import difflib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +18,7 @@ from fednormec.config import (
     SECTIONS,
     Call,
     Config,
+    DataSettings,
     PrivacySettings,
     RunSettings,
     check,
@@ -90,8 +94,8 @@ def start(experiment: Experiment) -> Iterator[Round]:
     run = experiment.run
     return simulate(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.noise, rounds=run.rounds,
-        seed=run.seed, evaluate_every=run.evaluate_every or max(1, run.rounds // 20), workers=run.workers,
-        chunk_size=run.chunk_size,
+        seed=run.seed, evaluate_every=max(1, run.rounds // 20) if run.evaluate_every is None else run.evaluate_every,
+        workers=run.workers, chunk_size=run.chunk_size,
     )  # fmt: skip
 
 
@@ -124,20 +128,25 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
     def quadratic(
         clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
     ) -> Problem:
-        problem = random_quadratic(
-            clients, dim, parts=parts, heterogeneity=heterogeneity, condition=condition, seed=run.seed, dtype=dtype
-        )
+        with _sizes_from_the_config("problem"):
+            problem = random_quadratic(
+                clients, dim, parts=parts, heterogeneity=heterogeneity, condition=condition, seed=run.seed, dtype=dtype
+            )
         return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
 
     def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
         data = _data(config, resolved, run.seed)
         pairs = [_two_classes(examples, positive, dtype, device) for examples in data.clients]
+        if len({sign for _, y in pairs for sign in y.tolist()}) < 2:
+            raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
         test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
         return Logistic([a for a, _ in pairs], [y for _, y in pairs], regularizer=regularizer, test=test)
 
     def neural(vectorize: Literal["auto", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
         data = _data(config, resolved, run.seed)
-        model = _choose(config, resolved, "model", MODELS, given=2)(data.input_shape, data.num_classes)
+        build = _choose(config, resolved, "model", MODELS, given=2)
+        with _sizes_from_the_config("model"):
+            model = build(data.input_shape, data.num_classes)
         reset(model, generator(run.seed, "init"))
         return NeuralProblem(model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile)
 
@@ -147,38 +156,37 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
 
 
 def _data(config: Config, resolved: Config, seed: int) -> FederatedData:
-    settings = dict(config.get("data", {}))
-    source = settings.pop("source", "digits")
-    if not isinstance(source, str):
-        raise UserError(f"[data] source must be 'digits' or the path of a file or folder, not {source!r}.")
-    if source != "digits" and Path(source).is_dir():
-        resolved["data"] = {"source": source, **check("[data] from a folder", settings, lambda: None)}
-        return read_folder(source)
-    held = NpzData(digits(), None, None) if source == "digits" else _file(source)
-    partition = settings.pop("partition", "iid" if held.client_ids is None else "by_ids")
-    fraction = settings.pop("test_fraction", 0.2 if held.test is None else 0.0)
-    if type(partition) is not str or type(fraction) not in (int, float):
-        raise UserError(
-            f"[data] wants partition as a text and test_fraction as a number, not {partition!r}, {fraction!r}."
-        )
+    given, common = config.get("data", {}), [field.name for field in fields(DataSettings)]
+    asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in common}, DataSettings))
+    if asked.source != "digits" and os.path.isdir(asked.source):
+        settings = {k: v for k, v in given.items() if k != "source"}
+        check("[data] from a folder, one file per client,", settings, lambda: None, beside=("source",))
+        resolved["data"] = {"source": asked.source}
+        return read_folder(asked.source)
+    held = NpzData(digits(), None, None) if asked.source == "digits" else _file(asked.source)
+    partition = ("iid" if held.client_ids is None else "by_ids") if asked.partition is None else asked.partition
+    fraction = (0.2 if held.test is None else 0.0) if asked.test_fraction is None else asked.test_fraction
     known("partition", partition, PARTITIONS)
     if held.test is not None and fraction:
-        raise UserError(f"{source} brings its own test set: leave test_fraction out.")
-    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], given=3))
-    resolved["data"] = {"source": source, "partition": partition, "test_fraction": float(fraction), **deal.arguments}
-    return _dealt(held, deal, float(fraction), seed)
+        raise UserError(f"{asked.source} brings its own test set: leave test_fraction out.")
+    settings = {k: v for k, v in given.items() if k not in common}
+    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], 3, common))
+    resolved["data"] = {"source": asked.source, "partition": partition, "test_fraction": fraction, **deal.arguments}
+    return _dealt(held, deal, fraction, seed)
 
 
 def _dealt(held: NpzData, deal: Call, test_fraction: float, seed: int) -> FederatedData:
-    """Sets a test set aside and deals the rest out to the clients."""
+    """Sets a test set aside and deals the rest out to the clients, who keep the names that the data gave them."""
     kept, aside = split(len(held.train), test_fraction, generator(seed, "split"))
     train, ids = held.train.take(kept), None if held.client_ids is None else held.client_ids[kept]
     test = held.train.take(aside) if len(aside) else held.test
-    return federate(train, test, deal(train.y, ids, generator(seed, "partition")))
+    parts = deal(train.y, ids, generator(seed, "partition"))
+    names = [str(name) for name in np.unique(ids)] if deal.build is _deal_by_ids and ids is not None else None
+    return federate(train, test, parts, names)
 
 
 def _file(source: str) -> NpzData:
-    if not Path(source).suffix and not Path(source).exists():
+    if not Path(source).suffix and not os.path.exists(source):
         near = "did you mean 'digits'?" if difflib.get_close_matches(source, ["digits"]) else "check the path."
         raise UserError(f"there is no data set, file or folder '{source}'; {near}")
     return read_npz(source)
@@ -226,7 +234,18 @@ def _two_classes(
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"[run] device '{name}' cannot be used here: {str(error).splitlines()[0]}.") from error
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # from a missing module to an assertion; all mean the same
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise UserError(f"[run] device '{name}' cannot be used here: {reason}.") from error
     return device
+
+
+@contextmanager
+def _sizes_from_the_config(section: str) -> Iterator[None]:
+    """numpy and torch raise one of these when a size is beyond the memory, or beyond any array."""
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"[{section}] cannot be made in the sizes asked for: {reason}.") from error

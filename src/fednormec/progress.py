@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when asked for quiet."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +25,10 @@ def shown(rounds: int, quiet: bool) -> Iterator[Show]:
 
 
 def figures(metrics: Metrics) -> str:
-    """The few numbers one wants to see at once."""
+    """The few numbers one wants to see at once, in what a terminal of 80 columns has left beside a bar."""
     named = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}"}
     parts = [text.format(metrics.public[key]) for key, text in named.items() if key in metrics.public]
-    return "  ".join([f"loss {metrics.not_private['train_loss']:.4f}", *parts])
+    return "  ".join([f"loss {metrics.not_private['train_loss']:.4f}", *parts[:1]])
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -36,8 +37,9 @@ def sparkline(values: list[float], width: int = 40) -> str:
     >>> sparkline([0.0, 1.0, 2.0, 3.0])
     '▁▃▆█'
     """
+    values = [v for v in values if math.isfinite(v)]
     picked = values[:: max(1, -(-len(values) // width))]
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=0.0)
     return "".join(BARS[round((v - low) / ((high - low) or 1) * (len(BARS) - 1))] for v in picked)
 
 
@@ -45,17 +47,20 @@ def sparkline(values: list[float], width: int = 40) -> str:
 def _bar(rounds: int) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    whole = Column(no_wrap=True)  # where the terminal is narrow the bar gives way
     columns = (
-        TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[speed]}"),
-        TextColumn("ETA"), TimeRemainingColumn(compact=True), TextColumn("{task.fields[figures]}"),
+        TextColumn("round"), MofNCompleteColumn(table_column=whole), BarColumn(), TextColumn("{task.fields[speed]}"),
+        TextColumn("ETA"), TimeRemainingColumn(compact=True, table_column=whole),
+        TextColumn("{task.fields[figures]}"),
     )  # fmt: skip
-    started = time.monotonic()
+    started = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=rounds, speed="", figures="")
 
         def show(number: int, metrics: Metrics | None) -> None:
-            speed = f"{number / (time.monotonic() - started):.1f} rounds/s"
+            speed = f"{number / (time.perf_counter() - started):.1f} rounds/s"
             progress.update(task, completed=number, speed=speed)
             if metrics is not None:
                 progress.update(task, figures=figures(metrics))
@@ -64,11 +69,11 @@ def _bar(rounds: int) -> Iterator[Show]:
 
 
 def _lines(rounds: int) -> Show:
-    started = time.monotonic()
+    started = time.perf_counter()
 
     def show(number: int, metrics: Metrics | None) -> None:
         if metrics is not None:
-            speed = number / (time.monotonic() - started)
+            speed = number / (time.perf_counter() - started)
             left = (rounds - number) / speed
             text = f"round {number}/{rounds}  {speed:.1f} rounds/s  ETA {left:.0f} s  {figures(metrics)}"
             print(text, file=sys.stderr, flush=True)

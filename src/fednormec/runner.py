@@ -21,26 +21,34 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
     """
     experiment = assemble(config)
     rounds = start(experiment)
-    for section in experiment.unused:
-        print(f"note: this run has no use for [{section}].", file=sys.stderr)
     x, done, ended = experiment.problem.init(generator(experiment.run.seed, "init")), 0, None
     latest: dict[str, float] = {}
+    looks_at_clients: set[str] = set()
     left_out = 0
     curve: list[float] = []
-    with RunFolder(out or default_path(name), experiment.config) as folder, shown(experiment.run.rounds, quiet) as show:
+    with RunFolder(out or default_path(name), experiment.config) as folder:
+        _mention(() if quiet else experiment.unused)
         try:
-            for r in rounds:
-                x, done, left_out = r.x, r.number, left_out + r.left_out
-                folder.add(record(r))
-                show(r.number, r.metrics)
-                if r.metrics is not None:
-                    latest = {**r.metrics.public, **r.metrics.not_private}
-                    curve.append(latest.get("test_accuracy", latest["train_loss"]))
+            with shown(experiment.run.rounds, quiet) as show:
+                for r in rounds:
+                    x, done, left_out = r.x, r.number, left_out + r.left_out
+                    folder.add(record(r))
+                    show(r.number, r.metrics)
+                    if r.metrics is not None:
+                        latest = {**r.metrics.public, **r.metrics.not_private}
+                        looks_at_clients = set(r.metrics.not_private)
+                        curve.append(latest.get("test_accuracy", latest["train_loss"]))
         except Diverged as end:
             ended = str(end)
-        summary = _summary(experiment, done, latest, folder.path, ended) | {"left_out": left_out}
+        summary = _summary(experiment, done, latest, folder.path, ended)
+        summary |= {"not_private": sorted(looks_at_clients), "left_out": left_out}
         folder.finish(experiment.problem.named(x), summary)
-    return summary | {"curve": sparkline(curve) if curve else ""}
+    return summary | {"curve": sparkline(curve)}
+
+
+def _mention(unused: tuple[str, ...]) -> None:
+    for section in unused:
+        print(f"note: this run has no use for [{section}].", file=sys.stderr)
 
 
 def describe(summary: dict[str, Any]) -> str:

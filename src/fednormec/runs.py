@@ -2,6 +2,7 @@
 model (model.safetensors) and how it ended (summary.json). A folder is made once and never written over."""
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class RunFolder:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One round's record, readable at once."""
-        self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.write(to_json(record) + "\n")
         self._metrics.flush()
 
     def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
@@ -49,6 +50,11 @@ class RunFolder:
             self.path / "model.safetensors",
         )
         _write_json(self.path / "summary.json", summary)
+
+
+def to_json(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON as the standard has it: a number that is not finite becomes null."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
 def default_path(name: str, under: Path = Path("runs")) -> Path:
@@ -76,16 +82,23 @@ def _fresh(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in path.iterdir())
+        if held:
+            what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
+            raise UserError(f"the output folder {path} {what}: nothing was changed; choose another with --out.")
+        (path / "metrics.jsonl").touch(exist_ok=False)
     except OSError as error:
         raise UserError(f"the output folder {path} cannot be made: {error.strerror or error}.") from error
-    if held:
-        what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
-        raise UserError(f"the output folder {path} {what}: nothing was changed; choose another with --out.")
     return path
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _version(package: str) -> str | None:

@@ -160,8 +160,8 @@ def federate(
     return FederatedData(clients, test, names)
 
 
-def from_arrays(clients: "Sequence[Pair]", test: "Pair | None" = None) -> FederatedData:
-    """From Python objects: one (x, y) pair of numpy arrays or torch tensors per client, called 0, 1, ... in order.
+def from_arrays(clients: "Sequence[Pair | Examples]", test: "Pair | Examples | None" = None) -> FederatedData:
+    """From Python objects: per client one (x, y) pair of numpy arrays or torch tensors, or Examples; called 0, 1, ...
 
     >>> data = from_arrays([(np.zeros((5, 3)), np.arange(5)), (np.ones((2, 3)), np.zeros(2))])
     >>> data.num_classes, data.input_shape, data.names
@@ -232,6 +232,8 @@ def _examples(x: Any, y: Any, where: str) -> Examples:
 
 
 def _pair(pair: Any, where: str) -> Examples:
+    if isinstance(pair, Examples):
+        return pair
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UserError(f"{where}: expected a pair (x, y), got {type(pair).__name__}; write (x, y)")
     return _examples(pair[0], pair[1], where)
