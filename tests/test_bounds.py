@@ -28,7 +28,7 @@ def exact_norm_squared(row: torch.Tensor) -> Fraction:
 def rows(draw):
     """Vectors over the whole range of the format: ordinary, zero, subnormal, near overflow, mixed, not finite."""
     dtype = draw(st.sampled_from([np.float32, np.float64]))
-    width = draw(st.sampled_from([1, 2, 63, 64, 65, 200]))
+    width = draw(st.sampled_from([1, 2, 127, 128, 129, 300]))
     bits = 32 if dtype == np.float32 else 64
     anything = st.floats(width=bits, allow_nan=True, allow_infinity=True)
     scale = draw(
@@ -67,7 +67,7 @@ def test_a_finite_row_keeps_its_direction_and_has_the_right_length(v, name):
     direction = unit / unit.norm()
     n = float(v.abs().max().double()) * float(unit.norm())
     alpha = {"normalise": 0.01, "normalise, alpha 0": 0.0}.get(name)
-    length = min(n, 1.0) if alpha is None else 1 / (1 + alpha / n)
+    length = min(n, 1.0) if alpha is None else n / (alpha + n)
     tolerance = 1e-5 if v.dtype == torch.float32 else 1e-12
     smallest = 1e-44 if v.dtype == torch.float32 else 1e-322
     assert torch.allclose(out, length * direction, rtol=0, atol=tolerance * length + smallest)
@@ -92,16 +92,16 @@ def test_rows_do_not_influence_each_other():
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.integers(0, 2**32), st.sampled_from([1, 63, 64, 65, 1000, 50_890]), st.sampled_from([1.0, 1e-18, 1e18]))
+@given(st.integers(0, 2**32), st.sampled_from([1, 127, 128, 129, 1000, 50_890]), st.sampled_from([1.0, 1e-18, 1e18]))
 def test_row_norms_keep_their_promise(seed, width, scale):
     v = torch.from_numpy((np.random.default_rng(seed).standard_cauchy((2, width)) * scale).astype(np.float32))
-    exact = torch.tensor([math.sqrt(math.fsum(float(a) ** 2 for a in row)) for row in v], dtype=torch.float64)
-    assert ((row_norms(v) - exact).abs() <= norm_error(v) * exact).all()
+    exact = np.array([math.sqrt(math.fsum(float(a) ** 2 for a in row)) for row in v])
+    assert (np.abs(row_norms(v) - exact) <= norm_error(v) * exact).all()
 
 
 def test_row_norms_tell_what_is_not_finite():
     v = torch.tensor([[1.0, 2.0], [math.inf, 0.0], [math.nan, 1.0], [3e38, 3e38], [0.0, 0.0], [1e-45, 0.0]])
-    assert row_norms(v).isfinite().tolist() == [True, False, False, True, True, True]
+    assert np.isfinite(row_norms(v)).tolist() == [True, False, False, True, True, True]
     assert row_norms(v)[3] == pytest.approx(3e38 * math.sqrt(2), rel=1e-6)
     assert row_norms(v)[5] > 0
 

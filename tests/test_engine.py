@@ -317,6 +317,30 @@ def test_a_diverging_model_is_told_with_its_round():
     assert all(r.x.isfinite().all() for r in rounds)
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fn.fed_normec(fn.gd(0.1), server_step=1e300),
+        fn.fed_normec(fn.gd(0.1), server_step=1e39, server_normalization=False),
+        fn.fed_normec(fn.gd(0.1), beta=1e300),
+        fn.fed_normec(fn.gd(1e300, steps=2)),
+        fn.fed_normec(fn.ig(1e300, batch_size=4)),
+        fn.fed_avg(fn.gd(1e300)),
+        fn.scaffold(fn.gd(1e300)),
+        fn.fed_normec(fn.gd(0.1), alpha=1e36, beta=1e-6),  # a tiny v, so that eta / ||v|| leaves float32
+    ],
+)
+def test_steps_beyond_the_number_range_diverge_or_not_but_never_crash(algorithm):
+    result = fn.train(
+        mlp_problem(),
+        algorithm,
+        fn.poisson(0.5),
+        fn.GaussianNoise(1.0) if algorithm.bound.radius < 9 else None,
+        rounds=3,
+    )
+    assert result.x.isfinite().all()
+
+
 def test_train_keeps_the_last_finite_model_of_a_divergence():
     result = fn.train(QUADRATIC, fn.fed_avg(fn.gd(1e30)), rounds=50)
     assert result.diverged is not None

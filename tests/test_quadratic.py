@@ -151,7 +151,7 @@ def test_train_loss_leaves_out_clients_that_are_not_finite() -> None:
 @given(st.integers(1, 5000), st.integers(1, 2**24))
 def test_tiles_are_balanced_and_as_few_as_fit(num_clients: int, dim: int) -> None:
     tile = tile_size(num_clients, dim)
-    most = next(t for t in range(64, 0, -1) if t == 1 or t * dim <= 2**20)
+    most = next(t for t in range(64, 0, -1) if t == 1 or t * dim <= 2**22)
     tiles = int(np.ceil(num_clients / most))
     assert 1 <= tile <= most
     assert tile * tiles >= num_clients and (tile - 1) * tiles < num_clients

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,16 +15,18 @@ from fednormec.vectors import norm_error, row_norms
 class Bound(NamedTuple):
     """An operator on rows (B, d) and the L2 norm no row of its result exceeds (inf: none).
 
+    `bound(rows)` leaves rows alone; `bound.apply_(rows)` may overwrite them with its result.
+
     With a finite radius it is a promise about floating-point numbers, not about the reals: it holds for every input,
     zeros, huge and tiny vectors included, and a row that is not finite becomes zero.
     """
 
     name: str
     radius: float
-    apply: Callable[[Tensor], Tensor]
+    apply_: Callable[[Tensor], Tensor]
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self.apply(rows)
+        return self.apply_(rows.clone())
 
 
 def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
@@ -35,8 +38,8 @@ def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
     non_negative("alpha", alpha)
     positive("radius", radius)
 
-    def length(norms: Tensor) -> Tensor:  # nan for alpha = norm = 0, which _radial takes for 0
-        return torch.where(norms.isinf(), radius, radius * (norms / (norms + alpha)))
+    def length(norms: np.ndarray) -> np.ndarray:  # nan for alpha = norm = 0, which _radial takes for 0
+        return np.where(np.isinf(norms), radius, radius * (norms / (norms + alpha)))
 
     return Bound(f"smooth_normalize({alpha:g})", radius, lambda v: _radial(v, radius, length))
 
@@ -48,7 +51,7 @@ def clip(tau: float) -> Bound:
     [[3.0, 0.0], [0.0, 5.0]]
     """
     positive("tau", tau)
-    return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: n.clamp(max=tau)))
+    return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)))
 
 
 def identity() -> Bound:
@@ -71,23 +74,25 @@ def top_k(k: int) -> Bound:
     return Bound(f"top_k({k})", math.inf, apply)
 
 
-def _radial(rows: Tensor, radius: float, length: Callable[[Tensor], Tensor]) -> Tensor:
-    """Rows scaled to `length(norm)`, kept below the radius by the error that norm and product may have."""
+def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+    """Rows scaled in place to `length(norm)`, kept below the radius by the error that norm and product may have."""
     norms = row_norms(rows)
-    lengths = length(norms).nan_to_num_(nan=0.0).clamp_(max=radius * (1 - norm_error(rows)))
-    factors = (lengths / norms).to(rows.dtype)
     odd = ~((norms > 1e-15) & (norms < 1e15))
-    if not odd.any():
-        return rows * factors[:, None]
-    out = rows * factors.masked_fill(odd, 0.0)[:, None]
-    out[odd] = _direction(rows[odd]).mul_(lengths[odd, None]).to(rows.dtype)
-    return out
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # odd rows are mended below
+        lengths = np.minimum(np.nan_to_num(length(norms), nan=0.0), radius * (1 - norm_error(rows)))
+        factors = torch.from_numpy(lengths / norms).to(rows.device, rows.dtype)
+    exact = _rescaled(rows, odd, lengths) if odd.any() else None
+    rows.mul_(factors[:, None])
+    if exact is not None:
+        rows[torch.from_numpy(odd)] = exact
+    return rows
 
 
-def _direction(rows: Tensor) -> Tensor:
-    """v / ||v|| in float64 where a plain quotient would leave the number range; zero for 0 and for non-finite rows."""
-    rows = rows.double()
-    top = rows.abs().amax(dim=1, keepdim=True)
-    unit = torch.where(top.isfinite() & (top > 0), rows / top, 0.0)
-    lengths: Tensor = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
-    return unit / lengths.clamp(min=1.0)
+def _rescaled(rows: Tensor, chosen: np.ndarray, lengths: np.ndarray) -> Tensor:
+    """The chosen rows at their new length, in float64 by way of v / ||v||, where a plain quotient would leave the
+    number range; zero for 0 and for rows that are not finite."""
+    picked = rows[torch.from_numpy(chosen)].double()
+    top = picked.abs().amax(dim=1, keepdim=True)
+    unit = torch.where(top.isfinite() & (top > 0), picked / top, 0.0)
+    norms: Tensor = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
+    return (unit / norms.clamp(min=1.0) * torch.from_numpy(lengths[chosen, None]).to(rows.device)).to(rows.dtype)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from fednormec.participation import Cohort, Participation, full
 from fednormec.privacy.noise import GaussianNoise
 from fednormec.problems.base import Metrics, Problem
 from fednormec.randomness import generator
-from fednormec.workers import Pool, Submit
+from fednormec.workers import Pool, Submit, one_arithmetic_thread
 
 
 class Round(NamedTuple):
@@ -74,7 +75,7 @@ def simulate(
     if x.shape != (problem.dim,):
         raise UserError(f"x0 must be a vector of {problem.dim} numbers, not of shape {tuple(x.shape)}.")
     pool = Pool(
-        at_least_one("workers", torch.get_num_threads() if workers is None else workers),
+        min(at_least_one("workers", torch.get_num_threads() if workers is None else workers), problem.num_clients),
         at_least_one("chunk_size", problem.tile if chunk_size is None else chunk_size),
     )
     return _rounds(problem, algorithm, participation, noise, rounds, seed, x, evaluate_every, pool)
@@ -98,7 +99,7 @@ def train(
 
     The model is evaluated about 20 times unless `evaluate_every` says otherwise. A divergence ends it without raising.
     """
-    every = evaluate_every or max(1, rounds // 20)
+    every = max(1, rounds // 20) if evaluate_every is None else evaluate_every
     x, history, diverged = x0, [], None
     try:
         for r in simulate(
@@ -141,13 +142,14 @@ def _rounds(
             total, _ = _exchange(problem, algorithm.prime, server, memory, everyone, Moment(seed, 0), pool, submit)
             server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
         for number in range(1, rounds + 1):
-            cohort = participation.draw(m, seed, number)
+            cohort, at = participation.draw(m, seed, number), Moment(seed, number)
             computed, sent = len(cohort.computing), int(cohort.sending.sum())
-            total, left_out = _exchange(problem, algorithm, server, memory, cohort, Moment(seed, number), pool, submit)
-            if noise is not None:
-                draw = noise.draw(len(total), sent, algorithm.bound.radius, seed, number)
-                total += torch.as_tensor(draw, device=x.device)
-            server = algorithm.server(server, (total / m).to(x.dtype), weights)
+            with one_arithmetic_thread():
+                total, left_out = _exchange(problem, algorithm, server, memory, cohort, at, pool, submit)
+                if noise is not None:
+                    draw = noise.draw(len(total), sent, algorithm.bound.radius, seed, number)
+                    total += torch.as_tensor(draw, device=x.device)
+                server = algorithm.server(server, (total / m).to(x.dtype), weights)
             if not server.x.isfinite().all():
                 raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
             in_vain = in_vain + left_out if left_out == computed else 0
@@ -200,15 +202,15 @@ def _tile(
     correction = algorithm.correction(server, rows) if algorithm.correction else None
     updates = algorithm.local.run(problem, server.x, ids, moment, correction)
     broken = _not_finite(updates)
-    if broken is not None:
-        updates[broken] = 0
-    messages, moved = algorithm.client(server, rows, updates)
-    if broken is not None:
-        messages[broken], moved[broken] = 0, rows[broken]
-    if algorithm.memory_slots:
-        memory[where] = moved
+    if len(broken):
+        updates[broken], kept = 0, rows[broken]
+    messages = algorithm.client_(server, rows, updates)
+    if len(broken):
+        messages[broken], rows[broken] = 0, kept
+    if not isinstance(where, slice):
+        memory[where] = rows
     sends = torch.as_tensor(tile.sending, dtype=messages.dtype, device=messages.device)
-    return sends @ messages, 0 if broken is None else len(broken)
+    return sends @ messages, len(broken)
 
 
 def _tiles(cohort: Cohort, size: int) -> list[Cohort]:
@@ -216,12 +218,12 @@ def _tiles(cohort: Cohort, size: int) -> list[Cohort]:
     return [Cohort(cohort.computing[s : s + size], cohort.sending[s : s + size]) for s in starts]
 
 
-def _not_finite(rows: Tensor) -> Tensor | None:
-    """Indices of the rows that hold an inf or a nan, None when there are none."""
-    if rows.sum(dim=1).isfinite().all():  # one cheap pass: an inf or nan cannot hide in a sum
-        return None
-    found = (~rows.isfinite().all(dim=1)).nonzero()[:, 0]
-    return found if len(found) else None
+def _not_finite(rows: Tensor) -> Tensor:
+    """Indices of the rows that hold an inf or a nan."""
+    sums = rows @ torch.ones(rows.shape[1], dtype=rows.dtype, device=rows.device)  # neither can hide in a sum
+    if np.isfinite(sums.cpu().numpy()).all():
+        return torch.empty(0, dtype=torch.int64)
+    return (~rows.isfinite().all(dim=1)).nonzero()[:, 0]
 
 
 def _require_bounded(algorithm: Algorithm) -> None:

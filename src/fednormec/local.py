@@ -11,6 +11,7 @@ from torch import Tensor
 from fednormec.errors import at_least_one, one_of, positive
 from fednormec.problems.base import Problem
 from fednormec.randomness import generator
+from fednormec.vectors import plus
 
 
 class Moment(NamedTuple):
@@ -47,7 +48,7 @@ def gd(step: float, steps: int = 1) -> LocalUpdate:
     def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
         total = _plus(problem.grad(x, ids), correction)
         for _ in range(steps - 1):
-            y = torch.add(x, total, alpha=-step / steps)
+            y = plus(x, total, -step / steps)
             total.add_(_plus(problem.grad(y, ids), correction))
         return total if steps == 1 else total.div_(steps)
 
@@ -115,7 +116,7 @@ def _descend(
     counts = torch.as_tensor(plan.steps, dtype=x.dtype, device=x.device)[:, None]
     total = _plus(problem.grad(x, ids, plan.examples[:, 0]), correction)
     for t in range(1, plan.examples.shape[1]):
-        y = torch.addcdiv(x, total, counts, value=-step)
+        y = plus(x, total / counts, -step)
         active = np.flatnonzero(plan.steps > t)
         if len(active) == len(ids):
             total.add_(_plus(problem.grad(y, ids, plan.examples[:, t]), correction))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-BLOCK = 64  # numbers whose squares are summed in float32 before float64 takes over
+BLOCK = 128  # numbers whose squares are summed in float32 before float64 takes over
 
 
 class Layout(NamedTuple):
@@ -42,39 +42,60 @@ def take(rows: Tensor, ids: np.ndarray) -> Tensor:
     return rows[torch.tensor(ids, dtype=torch.int64, device=rows.device)]
 
 
-def row_norms(rows: Tensor) -> Tensor:
+def plus(x: Tensor, v: Tensor, scale: float) -> Tensor:
+    """x + scale v. A scale beyond the dtype's range is taken as its largest number: the result says by itself that it
+    is not finite, where torch would refuse the scale."""
+    return torch.add(x, v, alpha=representable(scale, x.dtype))
+
+
+def representable(value: float, dtype: torch.dtype) -> float:
+    """The value, or the nearest that the dtype can hold."""
+    most = torch.finfo(dtype).max
+    return min(max(value, -most), most)
+
+
+def row_norms(rows: Tensor) -> np.ndarray:
     """Euclidean norm of each row, float64 (B,); inf or nan only for a row that holds one or whose norm overflows.
 
-    float32 rows: squares are added in float32 within blocks of 64, then in float64, six times faster than float64
-    throughout; the relative error is below `norm_error(rows)` whatever the order of summation.
+    float32 rows: squares are added in float32 within blocks of 128, then in float64, four times faster than float64
+    throughout; the relative error is below `norm_error(rows)` whatever the order of summation. A numpy array, since
+    arithmetic on a few numbers is cheaper there, above all with several threads at work.
     """
     norms = _plain_norms(rows)
     low, high = (1e-15, 1e15) if rows.dtype == torch.float32 else (1e-140, 1e140)
     odd = ~((norms >= low) & (norms <= high))  # squares may have left the range, or the row is not finite
     if odd.any():
-        norms[odd] = _scaled_norms(rows[odd])
+        norms[odd] = _scaled_norms(rows[torch.from_numpy(odd)])
     return norms
 
 
 def norm_error(rows: Tensor) -> float:
     """A bound on the relative error of `row_norms`, plus the rounding of one product with each entry."""
     blocks = rows.shape[-1] / BLOCK
-    return 72 * 2.0**-24 + blocks * 2.0**-53 if rows.dtype == torch.float32 else (8 + rows.shape[-1]) * 2.0**-53
+    return (
+        (BLOCK + 8) * 2.0**-24 + blocks * 2.0**-53 if rows.dtype == torch.float32 else (8 + rows.shape[-1]) * 2.0**-53
+    )
 
 
-def _plain_norms(rows: Tensor) -> Tensor:
+def _plain_norms(rows: Tensor) -> np.ndarray:
     even = rows.shape[1] // BLOCK * BLOCK if rows.dtype == torch.float32 else 0
-    rest: Tensor = torch.linalg.vector_norm(rows[:, even:], dim=1, dtype=torch.float64)
+    rest = _float64_norms(rows[:, even:])
     if not even:
         return rest
     blocks = torch.linalg.vector_norm(torch.unflatten(rows[:, :even], 1, (-1, BLOCK)), dim=2)
-    total: Tensor = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64)
-    return total.square_().add_(rest.square_()).sqrt_()
+    norms: np.ndarray = np.hypot(_float64_norms(blocks), rest)
+    return norms
 
 
-def _scaled_norms(rows: Tensor) -> Tensor:
+def _float64_norms(rows: Tensor) -> np.ndarray:
+    norms: np.ndarray = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).cpu().numpy()
+    return norms
+
+
+def _scaled_norms(rows: Tensor) -> np.ndarray:
     rows = rows.double()
     top = rows.abs().amax(dim=1)
     unit = rows / top.where(top > 0, 1.0)[:, None]
-    lengths: Tensor = torch.linalg.vector_norm(unit, dim=1)
-    return top * lengths
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms: np.ndarray = top.cpu().numpy() * _float64_norms(unit)
+    return norms

@@ -1,9 +1,12 @@
 """Threads that compute tiles of clients side by side, with results in a fixed order."""
 
+import ctypes
+import platform
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from threading import Barrier
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,12 +27,13 @@ class Pool(NamedTuple):
     def threads(self) -> Iterator[Submit]:
         """The threads, each set to do its own arithmetic alone: that is faster for many clients, and the bits of a
         result do not depend on how many threads there are."""
-        own, ready = torch.get_num_threads(), Barrier(self.workers + 1)
+        keep_freed_memory()
+        ready = Barrier(self.workers + 1)
         with ThreadPoolExecutor(self.workers, initializer=_compute_alone) as executor:
-            for _ in range(self.workers):
-                executor.submit(ready.wait)  # a thread that waits cannot take a second one: all start now
-            ready.wait()
-            torch.set_num_threads(own)  # the setting is torch's default for new threads too
+            with one_arithmetic_thread():  # restores the setting, which is torch's default for new threads too
+                for _ in range(self.workers):
+                    executor.submit(ready.wait)  # a thread that waits cannot take a second one: all start now
+                ready.wait()
             yield executor.submit
 
     def in_order(self, submit: Submit, work: Callable[[list[T]], R], items: list[T], per_item: int) -> Iterator[R]:
@@ -42,6 +46,29 @@ class Pool(NamedTuple):
             under_way.append(submit(work, items[start : start + size]))
         while under_way:
             yield under_way.popleft().result()
+
+
+@contextmanager
+def one_arithmetic_thread() -> Iterator[None]:
+    """While workers are busy, a caller's own parallel arithmetic would only wait for their cores, spinning."""
+    own = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Tells glibc to reuse the large blocks that every tile frees, rather than hand them back to the system and get
+    them again page by page: on a (200, 50,890) block that costs as much as the gradients. No effect elsewhere."""
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # <malloc.h>
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_threshold, 2**30)
+        mallopt(arena_max, 1)  # a thread's own arena would give its memory back all the same
 
 
 def _compute_alone() -> None:

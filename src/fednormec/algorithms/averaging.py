@@ -1,6 +1,5 @@
 """Averaging: clients keep nothing, the server steps along the mean of their bounded displacements."""
 
-import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
@@ -8,6 +7,7 @@ from fednormec.bounds import Bound
 from fednormec.errors import one_of, positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
+from fednormec.vectors import plus, representable
 
 
 def averaging(
@@ -21,10 +21,10 @@ def averaging(
     def init(x0: Tensor) -> Server:
         return Server(x0, x0.new_empty(0), 0)
 
-    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-        return bound(updates if scale == 1 else updates * scale), rows
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
+        return bound.apply_(updates.mul_(representable(scale, updates.dtype)))
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        return Server(torch.add(server.x, mean, alpha=-eta * weights.average), server.memory, server.round + 1)
+        return Server(plus(server.x, mean, -eta * weights.average), server.memory, server.round + 1)
 
-    return Algorithm(name, local, bound, init, client, server, memory_slots=0)
+    return Algorithm(name, local, bound, init, client_, server, memory_slots=0)

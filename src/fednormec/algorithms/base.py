@@ -1,4 +1,4 @@
-"""An algorithm is a value: pure functions, state in, state out."""
+"""An algorithm is a value: functions of what they are given, state in, state out."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,8 +22,9 @@ class Algorithm(NamedTuple):
     """The two sides of a round. Client quantities are rows, one per client: a tile in process, one row on the wire.
 
     init(x0) -> Server
-    client(server, rows, updates) -> (messages, rows): `rows` (B, memory_slots d) are the clients' memories, all zero
-        before the first round, `updates` (B, d) their P_i; messages are (B, message_slots d), bounded by `bound`.
+    client_(server, rows, updates) -> messages: `rows` (B, memory_slots d) are the clients' memories, all zero before
+        the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten; messages are
+        (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
     server(server, mean, weights) -> Server: `mean` is the noisy sum of the senders' messages over M, the only thing
         that ever crosses from clients to server.
     correction(server, rows) -> (B, d): what is added to every local gradient, for methods with control variates.
@@ -36,10 +37,15 @@ class Algorithm(NamedTuple):
     local: LocalUpdate
     bound: Bound
     init: Callable[[Tensor], Server]
-    client: Callable[[Server, Tensor, Tensor], tuple[Tensor, Tensor]]
+    client_: Callable[[Server, Tensor, Tensor], Tensor]
     server: Callable[[Server, Tensor, Weights], Server]
     memory_slots: int
     message_slots: int = 1
     idle_clients_advance: bool = False
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
+
+    def client(self, server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """(messages, moved rows), all new."""
+        moved = rows.clone()
+        return self.client_(server, moved, updates.clone()), moved

@@ -8,6 +8,7 @@ from fednormec.bounds import Bound, identity
 from fednormec.errors import UserError, non_negative, one_of, positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
+from fednormec.vectors import plus, representable
 
 
 def feedback(
@@ -36,37 +37,38 @@ def feedback(
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
 
-    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-        v, u = rows[:, : updates.shape[1]], updates
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
+        v = rows[:, : updates.shape[1]]
         if m < 1:
-            u = torch.lerp(rows[:, updates.shape[1] :], updates, m)
-        delta = bound(u - v)  # Alg. 1, line 6
-        v = torch.add(v, delta, alpha=beta)  # line 7
-        return delta, v if m == 1 else torch.cat([v, u], dim=1)
+            updates.copy_(rows[:, updates.shape[1] :].lerp_(updates, m))
+        delta = bound.apply_(updates.sub_(v))  # Alg. 1, line 6
+        v.add_(delta, alpha=representable(beta, v.dtype))  # line 7
+        return delta
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        v = torch.add(server.memory, mean, alpha=beta * weights.memory)  # line 14
+        v = plus(server.memory, mean, beta * weights.memory)  # line 14
         if server.round < warmup_rounds:
             return Server(server.x, v, server.round + 1)
         length = float(torch.linalg.vector_norm(v, dtype=torch.float64)) if server_normalization else 1.0
-        x = torch.add(server.x, v, alpha=-eta / length) if length > 0 else server.x  # line 15
+        x = plus(server.x, v, -eta / length) if length > 0 else server.x  # line 15
         return Server(x, v, server.round + 1)
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
     slots = 1 if m == 1 else 2
     return Algorithm(
-        name, local, bound, init, client, server, memory_slots=slots, idle_clients_advance=True, prime=prime
+        name, local, bound, init, client_, server, memory_slots=slots, idle_clients_advance=True, prime=prime
     )
 
 
 def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:
     """One exact round after which v_i = u_i = P_i(x^0) and the server's memory is their mean; x stays."""
 
-    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-        return updates, torch.cat([updates, updates], dim=1) if momentum else updates
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
+        rows.copy_(torch.cat([updates, updates], dim=1) if momentum else updates)
+        return updates
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
         return Server(server.x, mean, 0)
 
     slots = 2 if momentum else 1
-    return Algorithm("prime", local, identity(), lambda x0: Server(x0, x0, 0), client, server, memory_slots=slots)
+    return Algorithm("prime", local, identity(), lambda x0: Server(x0, x0, 0), client_, server, memory_slots=slots)

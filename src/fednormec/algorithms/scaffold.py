@@ -8,6 +8,7 @@ from fednormec.bounds import Bound
 from fednormec.errors import positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
+from fednormec.vectors import plus
 
 
 def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step: float) -> Algorithm:
@@ -26,14 +27,15 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
     def correction(server: Server, rows: Tensor) -> Tensor:
         return server.memory - rows
 
-    def client(server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-        message = bound(torch.cat([updates, updates - server.memory], dim=1))
-        return message, rows + message[:, updates.shape[1] :]
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
+        message = bound.apply_(torch.cat([updates, updates - server.memory], dim=1))
+        rows.add_(message[:, updates.shape[1] :])
+        return message
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
         displacement, change = mean.chunk(2)
-        x = torch.add(server.x, displacement, alpha=-step * weights.average)
-        c = torch.add(server.memory, change, alpha=weights.memory)
+        x = plus(server.x, displacement, -step * weights.average)
+        c = plus(server.memory, change, weights.memory)
         return Server(x, c, server.round + 1)
 
-    return Algorithm(name, local, bound, init, client, server, memory_slots=1, message_slots=2, correction=correction)
+    return Algorithm(name, local, bound, init, client_, server, memory_slots=1, message_slots=2, correction=correction)

@@ -29,4 +29,6 @@ class GaussianNoise:
     def draw(self, dim: int, senders: int, radius: float, seed: int, round: int) -> np.ndarray:
         """This round's noise in the sum, float64 (dim,)."""
         scale = self.std * radius * (1.0 if self.per == "sum" else math.sqrt(senders))
-        return scale * generator(seed, "noise", round).standard_normal(dim)
+        with np.errstate(over="ignore"):  # an absurd std ends as a model that is not finite, which the engine says
+            draw: np.ndarray = scale * generator(seed, "noise", round).standard_normal(dim)
+        return draw

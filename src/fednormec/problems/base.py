@@ -67,13 +67,13 @@ class Problem(Protocol):
 
 
 def tile_size(num_clients: int, dim: int) -> int:
-    """How many clients one call of `grad` gets at the most: about 2^20 floats of rows, at most 64 clients, balanced.
+    """How many clients one call of `grad` gets at the most: about 2^22 floats of rows, at most 64 clients, balanced.
 
     Balanced, because a last tile much smaller than the others would leave a worker idle.
 
-    >>> tile_size(100, 10), tile_size(100, 2**16), tile_size(3, 2**30)
-    (50, 15, 1)
+    >>> tile_size(100, 10), tile_size(200, 50_890), tile_size(100, 2**18), tile_size(3, 2**30)
+    (50, 50, 15, 1)
     """
-    most = min(64, max(1, 2**20 // dim))
+    most = min(64, max(1, 2**22 // dim))
     tiles = -(-num_clients // most)
     return -(-num_clients // tiles)

@@ -172,7 +172,7 @@ class NeuralProblem:
         for name, parameter in module.named_parameters():
             if name in views:
                 parameter.data = views[name]
-        return module.train()
+        return module if module.training else module.train()
 
     def _thread_module(self) -> nn.Module:
         if not hasattr(self._own, "module"):

@@ -163,7 +163,8 @@ def random_quadratic(
     rng, shape = generator(seed, "random_quadratic"), (num_clients, parts, dim)
     A = _blended_curvatures(rng, shape, min(h, 1.0), condition)
     centre, clients, components = (rng.standard_normal(s) for s in [(dim,), (num_clients, 1, dim), shape])
-    b = torch.from_numpy(centre + h * (clients + components) / math.sqrt(2))
+    with np.errstate(over="ignore"):  # an absurd distance is refused below, as not finite
+        b = torch.from_numpy(centre + h * (clients + components) / math.sqrt(2))
     return Quadratic(A.to(dtype), b.to(dtype))
 
 
