@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+PEERS := .venv-peers
+
 .PHONY: run test check setup bench clean
 
 run: $(READY)
@@ -24,5 +26,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# one round of ours, of the bare gradients and of pfl, interleaved; leave the machine alone meanwhile
+bench: $(READY) $(PEERS)/.ready
+	$(BIN)/python benchmarks/rounds.py --peers $(PEERS)/bin/python
+
+$(PEERS)/.ready: benchmarks/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
