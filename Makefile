@@ -19,7 +19,7 @@ test check: $(READY)
 
 setup: $(READY)
 
-# made anew when what is to be installed changes; pip takes only what is pinned in constraints.txt
+# made anew when what is to be installed changes; constraints.txt pins the versions
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"fednormec needs Python 3.11 or newer, this is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)

@@ -189,9 +189,11 @@ def clip21(world, *, tau, eta, start_exact=False):
     return End(x, v_hat, v)
 
 
-def clip21_sgd2m(world, *, tau, m, b, eta):
-    x, v_hat = world.x0, np.zeros(world.d)
-    v, u = np.zeros((world.M, world.d)), np.zeros((world.M, world.d))
+def clip21_sgd2m(world, *, tau, m, b, eta, start_exact=False):
+    x, v = world.x0, np.zeros((world.M, world.d))
+    if start_exact:
+        v = np.stack([world.gradient(i, x, None) for i in range(world.M)])
+    u, v_hat = v.copy(), sum(v) / world.M
     q = 1 if world.sleep else 1 / world.p
     for S, z in zip(world.cohorts, world.noises, strict=True):
         total = z.copy()

@@ -214,23 +214,31 @@ def test_no_global_generator_is_touched():
 
 
 def test_torchs_thread_setting_is_left_as_it_was():
-    before = torch.get_num_threads()
-    rounds = fn.simulate(mlp_problem(), build("fed_normec"), rounds=3, workers=3)
-    next(rounds)
-    assert torch.get_num_threads() == before
-    rounds.close()
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    try:
+        rounds = fn.simulate(mlp_problem(), build("fed_normec"), rounds=3, workers=3)
+        next(rounds)
+        assert torch.get_num_threads() == 2
+        rounds.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 # empty cohorts
 
 
-def test_an_empty_cohort_leaves_the_servers_memory_alone():
-    for name in ("fed_normec", "fed_avg", "scaffold"):
-        first, second = fn.simulate(QUADRATIC, build(name), NOBODY, rounds=2, seed=1)
-        assert torch.equal(first.server.memory, second.server.memory)
-        assert torch.equal(first.x, second.x)
-        assert first.sent == 0
+@pytest.mark.parametrize("name", ["fed_normec", "clip21", "fed_avg", "scaffold"])
+def test_an_empty_cohort_leaves_the_servers_memory_alone(name):
+    """Everybody in two rounds, nobody in the third: v stays, and a method with memory still steps along it."""
+    turns = iter([True, True, False])
+    rule = Participation("two of three", lambda m: 1.0, lambda m, rng: np.full(m, next(turns)), "advance")
+    _, second, third = fn.simulate(QUADRATIC, build(name), rule, rounds=3, seed=1)
+    assert third.sent == 0
+    assert torch.equal(second.server.memory, third.server.memory)
+    v = second.server.memory
+    step = {"fed_normec": lambda: 0.1 * v / v.norm(), "clip21": lambda: 0.1 * v}.get(name, lambda: 0 * second.x)()
+    assert torch.allclose(third.x, second.x - step, rtol=0, atol=1e-14)
 
 
 def test_an_empty_cohort_still_gets_central_noise():
@@ -257,11 +265,33 @@ def test_exact_initial_memories_with_noise_are_refused():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"rounds": 0}, {"workers": 0}, {"chunk_size": 0}, {"evaluate_every": 0}, {"x0": torch.zeros(3)}]
+    "bad",
+    [
+        {"rounds": 0},
+        {"workers": 0},
+        {"chunk_size": 0},
+        {"evaluate_every": 0},
+        {"x0": torch.zeros(3, dtype=torch.float64)},
+        {"x0": torch.zeros(5, dtype=torch.float32)},
+    ],
 )
 def test_bad_arguments_are_refused_before_the_first_round(bad):
     with pytest.raises(fn.UserError):
         fn.simulate(QUADRATIC, build("fed_normec"), **{"rounds": 2, **bad})
+
+
+def test_a_start_with_a_history_of_gradients_is_taken_as_numbers():
+    module = torch.nn.Linear(6, 3)
+    problem = fn.NeuralProblem(module, [(torch.randn(4, 6), torch.randint(0, 3, (4,)))])
+    x0 = torch.nn.utils.parameters_to_vector(module.parameters())
+    assert finish(problem, build("fed_normec"), x0=x0).x.isfinite().all()
+
+
+def test_a_normalised_step_has_its_length_however_short_the_memory_is():
+    algorithm = fn.fed_normec(fn.gd(0.1), alpha=1e36, beta=1e-6, server_step=0.1)
+    problem = mlp_problem()
+    x0 = problem.init(np.random.default_rng(0))
+    assert (finish(problem, algorithm, rounds=1).x - x0).norm() == pytest.approx(0.1, rel=1e-3)
 
 
 # broken clients
@@ -284,14 +314,31 @@ class Broken:
         return rows
 
 
+@pytest.mark.parametrize("idle", ["advance", "sleep"])
 @pytest.mark.parametrize("name", METHODS)
-def test_clients_with_updates_that_are_not_finite_are_left_out_and_counted(name):
-    problem = Broken({1: math.nan, 4: math.inf, 10: -math.inf})
-    for r in fn.simulate(problem, build(name), rounds=8, seed=1):
-        assert r.left_out == 3
-        assert not r.memory[[1, 4, 10]].any()  # their memories stay as they were
+def test_clients_with_updates_that_are_not_finite_are_left_out_and_counted(name, idle):
+    """They break after two good rounds; from then on their memories stay as they were, everything stays finite."""
+    problem, bad = Broken({}), [1, 4, 10]
+    for r in fn.simulate(problem, build(name), fn.poisson(0.7, idle), rounds=8, seed=1):
         assert r.x.isfinite().all()
+        assert r.memory.isfinite().all()
         assert r.server.memory.isfinite().all()
+        if r.number == 2:
+            before = r.memory[bad].clone()
+            problem.broken |= {1: math.nan, 4: math.inf, 10: -math.inf}
+        if r.number > 2:
+            everyone = r.computed == QUADRATIC.num_clients
+            assert r.left_out == 3 if everyone else r.left_out <= 3
+            assert torch.equal(r.memory[bad], before)
+    assert before.any() or not build(name).memory_slots
+
+
+@pytest.mark.parametrize("name", ["ef21", "clip21_sgd2m", "fed_normec", "scaffold"])
+def test_updates_too_large_to_subtract_are_left_out(name):
+    problem = Broken({3: 1.7e308, 5: -1.7e308})
+    for r in fn.simulate(problem, build(name), rounds=4, seed=1):
+        assert r.left_out == 2
+        assert r.memory.isfinite().all()
 
 
 def test_the_others_do_not_notice():

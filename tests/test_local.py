@@ -48,7 +48,7 @@ def test_reshuffled_ig_visits_every_component_once_per_epoch_in_a_fresh_order():
     assert visits(local, seed=1) != visits(local, seed=0)
 
 
-def test_sgd_sees_every_example_before_any_twice():
+def test_sgd_sees_no_example_twice_within_an_epoch():
     asked = visits(fn.sgd(1.0, steps=9, batch_size=2))
     assert [len(batches) for batches in asked.values()] == [9, 9, 9]
     for client, size in enumerate(Recorder.client_sizes):

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import fednormec as fn
+from fednormec.local import Moment
 from fednormec.problems.neural import cross_entropy
+from fednormec.vectors import layout_of
 
 MODELS = {
     "linear": lambda: fn.models.linear((1, 8, 8), 4),
@@ -19,6 +21,30 @@ MODELS = {
     "resnet20, batch norm": lambda: fn.models.resnet20((1, 8, 8), 4, norm="batch"),
 }
 EQUAL, UNEQUAL = [6, 6, 6, 6], [5, 2, 9, 4]
+
+
+class Forgetful(nn.Module):
+    """Drops out without a layer that says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 4)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x.flatten(1)), 0.5)
+
+
+class Counting(nn.Module):
+    """Keeps state that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x.flatten(1))
 
 
 def clients(sizes, shape=(1, 8, 8), classes=4, seed=0):
@@ -39,8 +65,6 @@ def one_client_gradient(module, x, y, point=None):
 @pytest.mark.parametrize("vectorize", ["auto", "vmap", "loop"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_torch(name, vectorize, sizes):
-    if vectorize == "vmap" and "batch" in name and sizes is UNEQUAL:
-        pytest.skip("padding would enter the batch statistics; auto computes such models one by one")
     module, data = MODELS[name](), clients(sizes)
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize=vectorize)
     x, ids = problem.init(np.random.default_rng(0)), np.arange(4)
@@ -110,6 +134,31 @@ def test_every_client_weighs_the_same_in_the_training_loss():
         assert metrics.public["test_accuracy"] == (outputs.argmax(1).numpy() == data[0][1]).mean()
 
 
+@pytest.mark.parametrize("local", [fn.gd(0.1), fn.sgd(0.1, 2, 4), fn.ig(0.1, 3)], ids=lambda local: local.name)
+@pytest.mark.parametrize("vectorize", ["vmap", "loop"])
+def test_no_clients_data_touch_another_client(vectorize, local):
+    """Broken data of one client break its own row alone, also where rows are padded to equal length."""
+    for broken in range(4):
+        data = clients(UNEQUAL)
+        data[broken][0][:] = math.nan
+        problem = fn.NeuralProblem(MODELS["mlp"](), data, vectorize=vectorize)
+        rows = local.run(problem, problem.init(np.random.default_rng(0)), np.arange(4), Moment(0, 1), None)
+        assert (~rows.isfinite().all(dim=1)).nonzero()[:, 0].tolist() == [broken]
+
+
+def test_tied_weights_come_back_as_trained():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    module[3].weight = module[1].weight
+    problem = fn.NeuralProblem(module, clients(EQUAL))
+    assert problem.dim == 64 * 64 + 2 * 64
+    result = fn.train(problem, fn.fed_avg(fn.gd(0.5)), rounds=2)
+    assert result.model[3].weight is result.model[1].weight
+    assert torch.equal(torch.cat([p.flatten() for p in result.model.parameters()]), result.x)
+    named = problem.named(result.x)
+    assert torch.equal(named["1.weight"], named["3.weight"])
+    assert not torch.equal(named["1.weight"], module[1].weight)
+
+
 def test_a_client_with_broken_data_is_left_out_of_training_and_of_the_loss():
     data = clients(EQUAL)
     data[2][0][0] = math.nan
@@ -128,7 +177,8 @@ def test_the_users_module_is_not_touched_and_parameters_are_views():
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert not torch.equal(result.x, problem.init(np.random.default_rng(0)))
     x = torch.arange(float(problem.dim))
-    views = problem.named(x)
+    views = layout_of(module).views(x)
+    assert all(torch.equal(v, views[k]) for k, v in problem.named(x).items())
     assert torch.equal(torch.cat([v.flatten() for v in views.values()]), x)
     assert all(v.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for v in views.values())
 
@@ -172,6 +222,9 @@ def test_training_lowers_the_loss_and_learns():
         ({"module": nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Dropout(0.5))}, "drops out"),
         ({"module": nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 4))}, "running statistics"),
         ({"module": nn.Flatten()}, "no trainable parameter"),
+        ({"module": Forgetful()}, "global generator"),
+        ({"module": Counting()}, "changes its buffer 'calls'"),
+        ({"dtype": torch.float16}, "float32 or float64"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_at_once(arguments, sentence):

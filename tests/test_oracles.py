@@ -73,6 +73,10 @@ CASES = {
         partial(fn.clip21_sgd2m, tau=0.3, client_momentum=0.3, server_momentum=0.6, server_step=0.2),
         partial(oracles.clip21_sgd2m, tau=0.3, m=0.3, b=0.6, eta=0.2),
     ),
+    "clip21_sgd2m, exact start": on_gradients(
+        partial(fn.clip21_sgd2m, tau=0.3, client_momentum=0.3, initial_memory="local_updates"),
+        partial(oracles.clip21_sgd2m, tau=0.3, m=0.3, b=0.5, eta=0.1, start_exact=True),
+    ),
     "ef21": on_gradients(partial(fn.ef21, k=2, server_step=0.2), partial(oracles.ef21, k=2, eta=0.2)),
     "fed_avg": (partial(fn.fed_avg, server_step=0.9), partial(oracles.fed_avg, eta=0.9)),
     "dp_fed_avg_clip": (

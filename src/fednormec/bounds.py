@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednormec.errors import at_least_one, non_negative, positive
+from fednormec.errors import UserError, at_least_one, non_negative
 from fednormec.vectors import norm_error, row_norms
 
 
@@ -36,7 +36,7 @@ def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
     [[0.75, 0.0], [0.0, 0.0]]
     """
     non_negative("alpha", alpha)
-    positive("radius", radius)
+    _require_radius("radius", radius)
 
     def length(norms: np.ndarray) -> np.ndarray:  # nan for alpha = norm = 0, which _radial takes for 0
         return np.where(np.isinf(norms), radius, radius * (norms / (norms + alpha)))
@@ -50,7 +50,7 @@ def clip(tau: float) -> Bound:
     >>> clip(5.0)(torch.tensor([[3.0, 0.0], [0.0, 10.0]])).round(decimals=3).tolist()
     [[3.0, 0.0], [0.0, 5.0]]
     """
-    positive("tau", tau)
+    _require_radius("tau", tau)
     return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)))
 
 
@@ -72,6 +72,12 @@ def top_k(k: int) -> Bound:
         return torch.zeros_like(v).scatter_(1, kept, v.gather(1, kept))
 
     return Bound(f"top_k({k})", math.inf, apply)
+
+
+def _require_radius(name: str, value: float) -> None:
+    """Well inside float32: near the ends of its range rounding is no longer relative, and the promise would break."""
+    if not 1e-30 <= value <= 1e30:
+        raise UserError(f"{name} must be a positive number between 1e-30 and 1e30, not {value}.")
 
 
 def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Tensor:

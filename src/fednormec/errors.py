@@ -6,7 +6,7 @@ class UserError(Exception):
 
 
 class Diverged(Exception):
-    """The model stopped being finite in `round`; every round before it stands."""
+    """In `round` the model, or every client's loss or update, stopped being finite; the rounds before it stand."""
 
     def __init__(self, round: int, reason: str) -> None:
         super().__init__(f"the model diverged in round {round}: {reason}")

@@ -39,7 +39,7 @@ from fednormec.data import (
     shards,
     split,
 )
-from fednormec.engine import Round, simulate
+from fednormec.engine import Round, evaluation_interval, simulate
 from fednormec.errors import UserError
 from fednormec.local import gd, ig, sgd
 from fednormec.models import MODELS, reset
@@ -92,10 +92,10 @@ def assemble(config: Config) -> Experiment:
 def start(experiment: Experiment) -> Iterator[Round]:
     """The rounds of an experiment; what does not fit together is said here, before the first."""
     run = experiment.run
+    every = evaluation_interval(run.rounds) if run.evaluate_every is None else run.evaluate_every
     return simulate(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.noise, rounds=run.rounds,
-        seed=run.seed, evaluate_every=max(1, run.rounds // 20) if run.evaluate_every is None else run.evaluate_every,
-        workers=run.workers, chunk_size=run.chunk_size,
+        seed=run.seed, evaluate_every=every, workers=run.workers, chunk_size=run.chunk_size,
     )  # fmt: skip
 
 

@@ -46,10 +46,10 @@ def gd(step: float, steps: int = 1) -> LocalUpdate:
     at_least_one("steps", steps)
 
     def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
-        total = _plus(problem.grad(x, ids), correction)
+        total = _corrected(problem.grad(x, ids), correction)
         for _ in range(steps - 1):
             y = plus(x, total, -step / steps)
-            total.add_(_plus(problem.grad(y, ids), correction))
+            total.add_(_corrected(problem.grad(y, ids), correction))
         return total if steps == 1 else total.div_(steps)
 
     return LocalUpdate(f"gd({step:g}, steps={steps})", step, run)
@@ -80,7 +80,8 @@ def ig(
 
 
 def sgd(step: float, steps: int = 1, batch_size: int = 32) -> LocalUpdate:
-    """`steps` mini-batch steps of size step/steps, drawn by reshuffling: every example once before any twice.
+    """`steps` mini-batch steps of size step/steps, drawn by reshuffling: no example twice within an epoch of n // batch
+    batches; every round starts a fresh epoch.
 
     A client with fewer examples than `batch_size` uses all it has in each step. Outside the theorems.
     """
@@ -114,20 +115,20 @@ def _descend(
 ) -> Tensor:
     """The mean of the gradients met on the way, y <- y - (step/T_i)(gradient + correction)."""
     counts = torch.as_tensor(plan.steps, dtype=x.dtype, device=x.device)[:, None]
-    total = _plus(problem.grad(x, ids, plan.examples[:, 0]), correction)
+    total = _corrected(problem.grad(x, ids, plan.examples[:, 0]), correction)
     for t in range(1, plan.examples.shape[1]):
         y = plus(x, total / counts, -step)
         active = np.flatnonzero(plan.steps > t)
         if len(active) == len(ids):
-            total.add_(_plus(problem.grad(y, ids, plan.examples[:, t]), correction))
+            total.add_(_corrected(problem.grad(y, ids, plan.examples[:, t]), correction))
         else:
             rows = torch.as_tensor(active, device=x.device)
             g = problem.grad(y[rows], ids[active], plan.examples[active, t])
-            total.index_add_(0, rows, _plus(g, None if correction is None else correction[rows]))
+            total.index_add_(0, rows, _corrected(g, None if correction is None else correction[rows]))
     return total.div_(counts)
 
 
-def _plus(gradients: Tensor, correction: Tensor | None) -> Tensor:
+def _corrected(gradients: Tensor, correction: Tensor | None) -> Tensor:
     return gradients if correction is None else gradients.add_(correction)
 
 

@@ -41,7 +41,7 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
         except Diverged as end:
             ended = str(end)
         summary = _summary(experiment, done, latest, folder.path, ended)
-        summary |= {"not_private": sorted(looks_at_clients), "left_out": left_out}
+        summary |= {"not_private": [*sorted(looks_at_clients), "left_out"], "left_out": left_out}
         folder.finish(experiment.problem.named(x), summary)
     return summary | {"curve": sparkline(curve)}
 
@@ -80,6 +80,9 @@ def _summary(
         "out": str(out),
         "status": "done" if ended is None else "diverged",
         "message": ended,
+        "local": experiment.algorithm.local.name,
+        "bound": experiment.algorithm.bound.name,
+        "participation": experiment.participation.name,
         "clients": experiment.problem.num_clients,
         "parameters": experiment.problem.dim,
         "privacy": "none: no noise was added, the clients' data are not protected",

@@ -35,17 +35,29 @@ def flatten(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
 
 
-def take(rows: Tensor, ids: np.ndarray) -> Tensor:
-    """rows[ids], without a copy where the ids are consecutive, as they are when every client computes."""
+def neighbours(ids: np.ndarray) -> slice | None:
+    """The slice that ids make up when they are consecutive, as they are when every client computes."""
     if len(ids) and (np.diff(ids) == 1).all():
-        return rows[int(ids[0]) : int(ids[-1]) + 1]
-    return rows[torch.tensor(ids, dtype=torch.int64, device=rows.device)]
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return None
+
+
+def take(rows: Tensor, ids: np.ndarray) -> Tensor:
+    """rows[ids], without a copy where they are consecutive."""
+    where = neighbours(ids)
+    return rows[torch.tensor(ids, device=rows.device) if where is None else where]
 
 
 def plus(x: Tensor, v: Tensor, scale: float) -> Tensor:
     """x + scale v. A scale beyond the dtype's range is taken as its largest number: the result says by itself that it
     is not finite, where torch would refuse the scale."""
     return torch.add(x, v, alpha=representable(scale, x.dtype))
+
+
+def unit(v: Tensor) -> Tensor:
+    """v / ||v|| by way of float64; zero for zero."""
+    length = float(row_norms(v[None])[0])
+    return (v.double() / length).to(v.dtype) if length > 0 else torch.zeros_like(v)
 
 
 def representable(value: float, dtype: torch.dtype) -> float:

@@ -66,9 +66,9 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # <malloc.h>
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_threshold, 2**30)
-        mallopt(arena_max, 1)  # a thread's own arena would give its memory back all the same
+        if mallopt(mmap_threshold, 2**30):  # refused by old versions, which the rest would only slow down
+            mallopt(trim_threshold, 2**31 - 1)
+            mallopt(arena_max, 1)  # a thread's own arena would give its memory back all the same
 
 
 def _compute_alone() -> None:

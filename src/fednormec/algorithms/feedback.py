@@ -8,7 +8,7 @@ from fednormec.bounds import Bound, identity
 from fednormec.errors import UserError, non_negative, one_of, positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
-from fednormec.vectors import plus, representable
+from fednormec.vectors import plus, representable, unit
 
 
 def feedback(
@@ -49,8 +49,7 @@ def feedback(
         v = plus(server.memory, mean, beta * weights.memory)  # line 14
         if server.round < warmup_rounds:
             return Server(server.x, v, server.round + 1)
-        length = float(torch.linalg.vector_norm(v, dtype=torch.float64)) if server_normalization else 1.0
-        x = plus(server.x, v, -eta / length) if length > 0 else server.x  # line 15
+        x = plus(server.x, unit(v) if server_normalization else v, -eta)  # line 15
         return Server(x, v, server.round + 1)
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)

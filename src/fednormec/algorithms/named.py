@@ -50,6 +50,7 @@ def alpha_normec(
     Delta_i = Norm_alpha(grad f_i(x) - v_i);  v_i <- v_i + beta Delta_i
     v <- v + beta mean(Delta);  x <- x - eta v/||v||. Radius 1.
     batch_size: a mini-batch gradient instead of the full one. The recursion is the one its successor's text quotes.
+    With partial participation this is Fed-alpha-NormEC with one local step; the command line insists on full().
     """
     return feedback(
         "alpha-NormEC", _gradient(batch_size), smooth_normalize(alpha), beta=beta, server_step=server_step,
@@ -182,7 +183,7 @@ METHODS: dict[str, Method] = {
     "ef21": Method(ef21, "arXiv 2106.05203", False, False),
     "fed_avg": Method(fed_avg, "arXiv 1602.05629", True, False),
     "dp_fed_avg_clip": Method(dp_fed_avg_clip, "arXiv 1710.06963", True, True),
-    "dp_fed_avg_normalized": Method(dp_fed_avg_normalized, "arXiv 1710.06963", True, True),
+    "dp_fed_avg_normalized": Method(dp_fed_avg_normalized, "baseline of Fed-α-NormEC", True, True),
     "scaffold": Method(scaffold, "arXiv 1910.06378", True, False),
     "dp_scaffold": Method(dp_scaffold, "arXiv 2111.09278", True, True),
 }

@@ -12,10 +12,10 @@ from torch.func import functional_call, grad, vmap
 
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems.base import Metrics, tile_size
-from fednormec.vectors import Layout, flatten, layout_of
+from fednormec.vectors import Layout, flatten, layout_of, neighbours
 
 Loss = Callable[[Any, Tensor], Tensor]
-ONE_BY_ONE = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)  # slow, or wrong, under vmap with padding
+ONE_BY_ONE = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)  # slower under vmap
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -49,8 +49,12 @@ class NeuralProblem:
         tile: int | None = None,
     ) -> None:
         one_of("vectorize", vectorize, ("auto", "vmap", "loop"))
+        if dtype not in (torch.float32, torch.float64):
+            raise UserError(
+                f"a problem computes in float32 or float64, not in {dtype}: shorter numbers break the bound."
+            )
         _require_function_of_parameters(module)
-        self._module = copy.deepcopy(module).to(device=device, dtype=dtype)
+        self._module = copy.deepcopy(module).to(device=device, dtype=dtype).train()
         self._layout: Layout = layout_of(self._module)
         if not self._layout.dim:
             raise UserError("the model has no trainable parameter.")
@@ -62,8 +66,9 @@ class NeuralProblem:
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
         self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
         self._test = None if test is None else self._pair(test, "the test set")
-        self._per_example = self._try_one()
         looped = any(isinstance(layer, ONE_BY_ONE) for layer in module.modules())
+        mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+        self._needs_whole_batches = not self._try_one() or mixes  # padding would enter the mean, or the statistics
         self._vmapped = vectorize == "vmap" or (vectorize == "auto" and not looped)
         most = tile_size(len(pairs), self.dim) if self._vmapped else 1
         self._tile = at_least_one("tile", most if tile is None else tile)
@@ -95,12 +100,11 @@ class NeuralProblem:
         return flatten(self._module)
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
-        return {**dict(self._module.state_dict()), **self._layout.views(x)}
+        return dict(self.model(x).state_dict())
 
     def model(self, x: Tensor) -> nn.Module:
-        module = copy.deepcopy(self._module)
-        module.load_state_dict(self.named(x))
-        return module
+        """A module of its own with the parameters x."""
+        return self._bind(copy.deepcopy(self._module), x.detach().clone())
 
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
         sizes = self._sizes[ids]
@@ -108,9 +112,10 @@ class NeuralProblem:
             index, mask = None, None
         else:
             examples = _all_examples(sizes) if examples is None else examples
-            index, mask = self._starts[ids][:, None] + examples, examples >= 0
+            mask = examples >= 0
+            index = self._starts[ids][:, None] + _own_padding(examples, mask)
         padded = mask is not None and not mask.all()
-        if self._vmapped and (self._per_example or not padded):
+        if self._vmapped and not (padded and self._needs_whole_batches):
             return self._grad_at_once(x, ids, index, mask if padded else None)
         return self._grad_one_by_one(x, ids, index, mask)
 
@@ -154,25 +159,26 @@ class NeuralProblem:
 
     def _batch(self, ids: np.ndarray, index: np.ndarray | None) -> tuple[Tensor, Tensor]:
         if index is not None:
-            flat = torch.as_tensor(index.clip(min=0).ravel(), device=self._device)
+            where: slice | Tensor = torch.as_tensor(index.ravel(), device=self._device)
             shape = index.shape
-        elif ids[-1] - ids[0] + 1 == len(ids):  # neighbours of equal size: views of the data as they lie
-            n = int(self._sizes[ids[0]])
-            start, shape = int(self._starts[ids[0]]), (len(ids), n)
-            end = start + len(ids) * n
-            return torch.unflatten(self._x[start:end], 0, shape), torch.unflatten(self._y[start:end], 0, shape)
+        elif neighbours(ids) is not None:  # of equal size: views of the data as they lie
+            shape = (len(ids), int(self._sizes[ids[0]]))
+            where = slice(int(self._starts[ids[0]]), int(self._starts[ids[0]]) + shape[0] * shape[1])
         else:
             return self._batch(ids, self._starts[ids][:, None] + np.arange(self._sizes[ids[0]]))
-        return torch.unflatten(self._x[flat], 0, shape), torch.unflatten(self._y[flat], 0, shape)
+        return torch.unflatten(self._x[where], 0, shape), torch.unflatten(self._y[where], 0, shape)
 
     def _bound(self, x: Tensor) -> nn.Module:
-        """This thread's module with parameters that are views of x."""
-        module = self._thread_module()
-        views = self._layout.views(x.detach())
+        """This thread's module, in training mode, with parameters that are views of x."""
+        module = self._bind(self._thread_module(), x.detach())
+        return module if module.training else module.train()
+
+    def _bind(self, module: nn.Module, x: Tensor) -> nn.Module:
+        views = self._layout.views(x)
         for name, parameter in module.named_parameters():
             if name in views:
                 parameter.data = views[name]
-        return module if module.training else module.train()
+        return module
 
     def _thread_module(self) -> nn.Module:
         if not hasattr(self._own, "module"):
@@ -183,7 +189,7 @@ class NeuralProblem:
     # evaluation
 
     def _client_losses(self, module: nn.Module) -> Tensor:
-        if not self._per_example or not self._vmapped:
+        if self._needs_whole_batches or not self._vmapped:
             ends = self._starts + self._sizes
             parts = [slice(a, b) for a, b in zip(self._starts, ends, strict=True)]
             losses = [self._loss(module(_for_convolutions(self._x[p])), self._y[p]).mean() for p in parts]
@@ -222,6 +228,7 @@ class NeuralProblem:
     def _try_one(self) -> bool:
         """Runs two examples through module and loss, so that what does not fit is said now; is the loss per example?"""
         x, y = self._x[:1].expand(2, *self._x.shape[1:]), self._y[:1].expand(2, *self._y.shape[1:])
+        drawn, kept = torch.get_rng_state(), {n: b.clone() for n, b in self._module.named_buffers()}
         try:
             with torch.no_grad():
                 outputs = self._module(x)
@@ -230,6 +237,14 @@ class NeuralProblem:
             raise UserError(
                 f"the model does not take examples of shape {tuple(self._x.shape[1:])}: {reason}."
             ) from error
+        if not torch.equal(drawn, torch.get_rng_state()):
+            torch.set_rng_state(drawn)
+            raise UserError("the model draws from torch's global generator, which no seed of a run controls: "
+                            "remove what is random in it.")  # fmt: skip
+        moved = [name for name, b in self._module.named_buffers() if not torch.equal(b, kept[name])]
+        if moved:
+            raise UserError(f"the model changes its buffer '{moved[0]}' while training, which is no parameter and "
+                            "would leave the clients outside the messages: remove it.")  # fmt: skip
         targets = [self._y] if self._test is None else [self._y, self._test[1]]
         if self._loss is cross_entropy:
             _require_classes(outputs, targets)
@@ -252,6 +267,12 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 def _all_examples(sizes: np.ndarray) -> np.ndarray:
     everyone = np.broadcast_to(np.arange(sizes.max()), (len(sizes), sizes.max()))
     return np.where(everyone < sizes[:, None], everyone, -1)
+
+
+def _own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Padding points at an example the row uses anyway: whatever another client's data hold must not touch it."""
+    first = examples[np.arange(len(examples)), mask.argmax(axis=1)]
+    return np.where(mask, examples, first[:, None])
 
 
 def _pieces(x: Tensor, y: Tensor, size: int = 1024) -> list[tuple[Tensor, Tensor]]:
