@@ -341,6 +341,17 @@ def test_updates_too_large_to_subtract_are_left_out(name):
         assert r.memory.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["ef21", "clip21_sgd2m", "fed_normec"])
+def test_huge_entries_that_cancel_cannot_overflow_a_memory(name):
+    d, algorithm = 6, build(name)
+    server, rows = algorithm.init(torch.zeros(d)), torch.zeros(1, algorithm.memory_slots * d)
+    for sign in (1, -1, 1, -1):
+        updates = sign * torch.tensor([[3e38, -3e38, 3e38, -3e38, 1.0, 0.0]])
+        messages, rows = algorithm.client(server, rows, updates)
+        assert messages.isfinite().all()
+        assert rows.isfinite().all()
+
+
 def test_the_others_do_not_notice():
     """Leaving a client out is sending zero: the sum is that of the finite clients, over the same M."""
     broken = finish(Broken({0: math.nan}), fn.fed_avg(fn.gd(0.3)), rounds=1)

@@ -225,9 +225,10 @@ def _tiles(cohort: Cohort, size: int) -> list[Cohort]:
 
 
 def _not_finite(rows: Tensor) -> Tensor:
-    """Indices of the rows that hold a nan, an inf, or a number so large that a difference might become one."""
-    largest = torch.linalg.vector_norm(rows, ord=math.inf, dim=1).cpu().numpy()
-    return torch.from_numpy(np.flatnonzero(~(largest < torch.finfo(rows.dtype).max / 8))).to(rows.device)
+    """Indices of the rows that hold an inf or a nan, or add up to a number near the largest."""
+    sums = (rows @ torch.ones(rows.shape[1], dtype=rows.dtype, device=rows.device)).cpu().numpy()  # neither can hide
+    suspects = np.flatnonzero(~(np.abs(sums) < torch.finfo(rows.dtype).max / 8))
+    return torch.from_numpy(suspects).to(rows.device)
 
 
 def _require_bounded(algorithm: Algorithm) -> None:

@@ -1,5 +1,7 @@
 """Error feedback (EF21): a client sends the bounded difference between its update and a memory of what it sent."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,9 @@ def feedback(
 
     def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
         v = rows[:, : updates.shape[1]]
+        if m < 1 or math.isinf(bound.radius):
+            most = torch.finfo(updates.dtype).max / 8  # what is kept unbounded must not overflow in a difference
+            updates.clamp_(-most, most)
         if m < 1:
             updates.copy_(rows[:, updates.shape[1] :].lerp_(updates, m))
         delta = bound.apply_(updates.sub_(v))  # Alg. 1, line 6
