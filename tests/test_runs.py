@@ -261,3 +261,10 @@ def test_progress_does_not_change_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     for out in ("shown", "quiet"):
         tensors = load_file(tmp_path / out / "model.safetensors")
         assert torch.equal(torch.cat([tensors["1.weight"].flatten(), tensors["1.bias"]]), last.x)
+
+
+@pytest.mark.parametrize(("method", "idle"), [("fed_normec", "advance"), ("scaffold", "sleep"), ("fed_avg", "sleep")])
+def test_the_summary_says_what_idle_clients_really_did(method, idle, tmp_path):
+    config = read(QUICKSTART, [f"method.name={method}", "run.rounds=1", "data.clients=3"])
+    summary = perform(config, "idle", tmp_path / "out", quiet=True)
+    assert (summary["participation"], summary["idle"]) == ("poisson(0.25)", idle)

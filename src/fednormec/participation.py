@@ -64,7 +64,7 @@ def poisson(p: float, idle: Idle = "advance") -> Participation:
     one_of("idle", idle, ("advance", "sleep"))
     if not 0 < p <= 1:
         raise UserError(f"the participation probability must lie in (0, 1], not {p}.")
-    return Participation(f"poisson({p:g}, {idle})", lambda m: p, lambda m, rng: rng.random(m) < p, idle)
+    return Participation(f"poisson({p:g})", lambda m: p, lambda m, rng: rng.random(m) < p, idle)
 
 
 def fixed_size(m: int, idle: Idle = "advance") -> Participation:
@@ -82,4 +82,4 @@ def fixed_size(m: int, idle: Idle = "advance") -> Participation:
         sends[rng.choice(num_clients, m, replace=False)] = True
         return sends
 
-    return Participation(f"fixed_size({m}, {idle})", rate, select, idle)
+    return Participation(f"fixed_size({m})", rate, select, idle)

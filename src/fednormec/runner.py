@@ -83,6 +83,7 @@ def _summary(
         "local": experiment.algorithm.local.name,
         "bound": experiment.algorithm.bound.name,
         "participation": experiment.participation.name,
+        "idle": experiment.participation.idle if experiment.algorithm.idle_clients_advance else "sleep",
         "clients": experiment.problem.num_clients,
         "parameters": experiment.problem.dim,
         "privacy": "none: no noise was added, the clients' data are not protected",

@@ -62,7 +62,7 @@ def one_arithmetic_thread() -> Iterator[None]:
 @cache
 def keep_freed_memory() -> None:
     """Tells glibc to reuse the large blocks that every tile frees, rather than hand them back to the system and get
-    them again page by page: on a (200, 50,890) block that costs as much as the gradients. No effect elsewhere."""
+    them again page by page, in every tile. No effect elsewhere."""
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # <malloc.h>
         mallopt = ctypes.CDLL(None).mallopt
