@@ -37,7 +37,7 @@ def workload(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 def whole_round(module: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], object]:
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
     algorithm = fn.fed_normec(fn.gd(0.1), beta=0.01, server_step=0.1, server_normalization=False)
-    rounds = fn.simulate(problem, algorithm, noise=fn.GaussianNoise(1.0), rounds=10**9, seed=0)
+    rounds = fn.simulate(problem, algorithm, privacy=fn.Privacy(noise_std=1.0), rounds=10**9, seed=0)
     return lambda: next(rounds)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fednormec.randomness import generator
+
 LocalOperator = Callable[[int, np.ndarray, int], np.ndarray]
 
 
@@ -64,7 +66,8 @@ def main() -> None:
         return x
 
     participation = fn.poisson(p)
-    cohorts = [set(np.flatnonzero(participation.draw(8, 1, k).sending)) for k in range(1, rounds + 1)]
+    draws = [participation.draw(8, generator(1, "cohort", k)) for k in range(1, rounds + 1)]
+    cohorts = [set(np.flatnonzero(draw.sending)) for draw in draws]
     x0 = np.ones(5)
     literal, _, _ = fed_normec(
         gradient_descent, x0, 8, cohorts, [np.zeros(5)] * rounds, p=p, alpha=0.01, beta=0.1, gamma=gamma, eta=0.05

@@ -180,7 +180,7 @@ def test_methods_whose_idle_clients_have_nothing_to_advance_let_them_sleep(name)
 @pytest.mark.parametrize("name", ["fed_normec", "clip21_sgd2m", "dp_fed_avg_clip", "dp_scaffold"])
 def test_same_seed_same_bits_whatever_the_chunks_and_workers(name, participation):
     problem = mlp_problem(clients=23, tile=4)
-    noise = fn.GaussianNoise(0.1)
+    noise = fn.Privacy(noise_std=0.1)
     ends = [
         finish(problem, build(name), participation, noise, workers=workers, chunk_size=chunk)
         for workers, chunk in [(1, None), (2, None), (3, 1), (1, 23), (2, 9), (4, 1000)]
@@ -201,14 +201,14 @@ def test_same_bits_for_mini_batches_and_looped_gradients():
 
 def test_another_seed_gives_other_bits():
     algorithm, problem = build("fed_normec"), mlp_problem()
-    a, b = (finish(problem, algorithm, fn.poisson(0.5), fn.GaussianNoise(1.0), seed=s) for s in (1, 2))
+    a, b = (finish(problem, algorithm, fn.poisson(0.5), fn.Privacy(noise_std=1.0), seed=s) for s in (1, 2))
     assert not torch.equal(a.x, b.x)
 
 
 def test_no_global_generator_is_touched():
     problem = mlp_problem()  # building a module draws from torch's generator, running it does not
     state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    finish(problem, fn.fed_normec(fn.sgd(0.1, 2, 4)), fn.poisson(0.5), fn.GaussianNoise(1.0))
+    finish(problem, fn.fed_normec(fn.sgd(0.1, 2, 4)), fn.poisson(0.5), fn.Privacy(noise_std=1.0))
     assert torch.equal(torch.get_rng_state(), state)
     assert (np.random.get_state()[1] == numpy_state).all()
 
@@ -243,10 +243,10 @@ def test_an_empty_cohort_leaves_the_servers_memory_alone(name):
 
 def test_an_empty_cohort_still_gets_central_noise():
     algorithm = fn.fed_normec(LOCAL, beta=0.5)
-    last = finish(QUADRATIC, algorithm, NOBODY, fn.GaussianNoise(2.0), rounds=1, seed=1)
-    draw = fn.GaussianNoise(2.0).draw(5, 0, 1.0, 1, 1)
+    last = finish(QUADRATIC, algorithm, NOBODY, fn.Privacy(noise_std=2.0), rounds=1, seed=1)
+    draw = 2.0 * generator(1, "noise", 1).standard_normal(5)
     assert np.allclose(last.server.memory.numpy(), 0.5 * 2 / 11 * draw, rtol=1e-12)
-    per_client = finish(QUADRATIC, algorithm, NOBODY, fn.GaussianNoise(2.0, "client"), rounds=1, seed=1)
+    per_client = finish(QUADRATIC, algorithm, NOBODY, fn.Privacy(noise_std=2.0, trust="secagg"), rounds=1, seed=1)
     assert not per_client.server.memory.any()
 
 
@@ -256,12 +256,12 @@ def test_an_empty_cohort_still_gets_central_noise():
 def test_noise_without_a_bound_is_refused():
     for name in ("ef21", "fed_avg", "scaffold"):
         with pytest.raises(fn.UserError, match="does not bound"):
-            fn.simulate(QUADRATIC, build(name), noise=fn.GaussianNoise(1.0), rounds=1)
+            fn.simulate(QUADRATIC, build(name), privacy=fn.Privacy(noise_std=1.0), rounds=1)
 
 
 def test_exact_initial_memories_with_noise_are_refused():
     with pytest.raises(fn.UserError, match="exact updates"):
-        fn.simulate(QUADRATIC, fn.clip21(initial_memory="local_updates"), noise=fn.GaussianNoise(1.0), rounds=1)
+        fn.simulate(QUADRATIC, fn.clip21(initial_memory="local_updates"), privacy=fn.Privacy(noise_std=1.0), rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_steps_beyond_the_number_range_diverge_or_not_but_never_crash(algorithm)
         mlp_problem(),
         algorithm,
         fn.poisson(0.5),
-        fn.GaussianNoise(1.0) if algorithm.bound.radius < 9 else None,
+        fn.Privacy(noise_std=1.0) if algorithm.bound.radius < 9 else None,
         rounds=3,
     )
     assert result.x.isfinite().all()

@@ -36,7 +36,7 @@ def noise_in_the_sum(noise, participation=None):
 
 @pytest.mark.parametrize("participation", [None, fn.poisson(0.2), fn.poisson(0.2, "sleep")])
 def test_central_noise_is_one_draw_for_the_sum_in_every_round(participation):
-    added, sent = noise_in_the_sum(fn.GaussianNoise(1.7), participation)
+    added, sent = noise_in_the_sum(fn.Privacy(noise_std=1.7), participation)
     std = 1.7 * 0.5  # relative to the radius
     assert accepts(added, std)
     assert not accepts(added, std * 2 / 3)
@@ -47,7 +47,7 @@ def test_central_noise_is_one_draw_for_the_sum_in_every_round(participation):
 
 
 def test_noise_per_client_grows_with_the_cohort():
-    added, sent = noise_in_the_sum(fn.GaussianNoise(1.7, "client"), fn.poisson(0.4))
+    added, sent = noise_in_the_sum(fn.Privacy(noise_std=1.7, trust="secagg"), fn.poisson(0.4))
     std = 1.7 * 0.5
     scaled = added[sent > 0] / np.sqrt(sent[sent > 0])[:, None]
     assert accepts(scaled, std)
@@ -57,7 +57,7 @@ def test_noise_per_client_grows_with_the_cohort():
 
 
 def test_coordinates_and_rounds_are_independent():
-    draws = np.stack([fn.GaussianNoise(1.0).draw(200, 1, 1.0, 3, k) for k in range(200)])
+    draws = np.stack([fn.Mechanism(2, fn.full(), 1.0).noise(200, 1, 3, k) for k in range(200)])
     assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-6
     for pairs in (np.corrcoef(draws), np.corrcoef(draws.T)):
         others = pairs[~np.eye(200, dtype=bool)]
@@ -67,7 +67,7 @@ def test_coordinates_and_rounds_are_independent():
 def test_noise_covers_both_halves_of_a_double_message():
     problem, algorithm = fn.random_quadratic(M, 300, seed=0), fn.dp_scaffold(fn.gd(0.1), tau=0.5)
     (noisy,), (plain,) = (
-        list(fn.simulate(problem, algorithm, noise=n, rounds=1)) for n in (fn.GaussianNoise(2.0), None)
+        list(fn.simulate(problem, algorithm, privacy=n, rounds=1)) for n in (fn.Privacy(noise_std=2.0), None)
     )
     halves = (noisy.x - plain.x) * M / 0.1, (noisy.server.memory - plain.server.memory) * M
     for half in halves:
@@ -80,9 +80,9 @@ def test_noise_covers_both_halves_of_a_double_message():
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_bad_noise_is_refused(bad):
     with pytest.raises(fn.UserError, match="noise_std"):
-        fn.GaussianNoise(bad)
-    with pytest.raises(fn.UserError, match="per"):
-        fn.GaussianNoise(1.0, "message")
+        fn.Privacy(noise_std=bad)
+    with pytest.raises(fn.UserError, match="noise_std"):
+        fn.Mechanism(2, fn.full(), bad)
 
 
 def test_addresses_do_not_collide_and_do_not_correlate():

@@ -9,6 +9,7 @@ import torch
 
 import fednormec as fn
 from fednormec.algorithms.named import METHODS
+from fednormec.randomness import generator
 
 ROUNDS, SEED = 12, 5
 QUADRATIC = fn.random_quadratic(7, 6, parts=5, heterogeneity=1.0, seed=2)
@@ -99,24 +100,28 @@ CASES = {
 }
 
 
-def agree(problem_name, case, local_name, participation_name, noise):
+def agree(problem_name, case, local_name, participation_name, privacy):
     problem, participation = PROBLEMS[problem_name], PARTICIPATIONS[participation_name]
     local, literal_local = LOCALS[local_name]
     build, oracle = CASES[case]
     algorithm = build(local)
     width = algorithm.message_slots * problem.dim
     m = problem.num_clients
-    draws = [participation.draw(m, SEED, k) for k in range(1, ROUNDS + 1)]
+    draws = [participation.draw(m, generator(SEED, "cohort", k)) for k in range(1, ROUNDS + 1)]
     cohorts = [set(d.computing[d.sending].tolist()) for d in draws]
     noises = [np.zeros(width) for _ in draws]
-    if noise is not None:
-        noises = [noise.draw(width, len(S), algorithm.bound.radius, SEED, k) for k, S in enumerate(cohorts, start=1)]
+    if privacy is not None:
+        std = privacy.noise_std * algorithm.bound.radius
+        stds = [std * (1 if privacy.trust == "central" else np.sqrt(len(S))) for S in cohorts]
+        noises = [s * generator(SEED, "noise", k).standard_normal(width) for k, s in enumerate(stds, start=1)]
     x0 = np.linspace(-1, 1, problem.dim)
     world = oracles.World(
         GRADIENTS[problem_name], problem.client_sizes.tolist(), x0, cohorts, noises, participation.rate(m),
         participation.idle == "sleep", SEED,
     )  # fmt: skip
-    *_, last = fn.simulate(problem, algorithm, participation, noise, rounds=ROUNDS, seed=SEED, x0=torch.from_numpy(x0))
+    *_, last = fn.simulate(
+        problem, algorithm, participation, privacy, rounds=ROUNDS, seed=SEED, x0=torch.from_numpy(x0)
+    )
     end = oracle(world, literal_local)
     for ours, theirs in [(last.x, end.x), (last.server.memory, end.server_memory), (last.memory, end.memories)]:
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-12, atol=1e-12 * np.abs(theirs).max(initial=0))
@@ -135,11 +140,11 @@ def test_methods(case, participation, problem):
     agree(problem, case, "gd4", participation, None)
 
 
-@pytest.mark.parametrize("per", ["sum", "client"])
+@pytest.mark.parametrize("trust", ["central", "secagg", "local"])
 @pytest.mark.parametrize("case", [c for c in CASES if METHODS[c.split(",")[0]].can_be_private and "exact" not in c])
-def test_methods_with_noise(case, per):
+def test_methods_with_noise(case, trust):
     participation = "full" if case == "alpha_normec" else "poisson"
-    agree("quadratic", case, "gd4", participation, fn.GaussianNoise(0.7, per))
+    agree("quadratic", case, "gd4", participation, fn.Privacy(noise_std=0.7, trust=trust))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

@@ -7,12 +7,14 @@ import pytest
 from scipy import stats
 
 import fednormec as fn
+from fednormec.randomness import generator
 
 M, DRAWS = 12, 4000
 
 
 def sent(participation):
-    return np.stack([participation._replace(idle="advance").draw(M, 3, k).sending for k in range(DRAWS)])
+    everyone_computes = participation._replace(idle="advance")
+    return np.stack([everyone_computes.draw(M, generator(3, "cohort", k)).sending for k in range(DRAWS)])
 
 
 def test_poisson_sends_independently_with_its_probability():
@@ -43,12 +45,12 @@ def test_weights_are_public_and_undo_the_sampling():
 
 
 def test_cohorts():
-    cohort = fn.poisson(0.5).draw(10, 0, 1)
+    cohort = fn.poisson(0.5).draw(10, generator(0, "cohort", 1))
     assert cohort.computing.tolist() == list(range(10))
-    asleep = fn.poisson(0.5).asleep().draw(10, 0, 1)
+    asleep = fn.poisson(0.5).asleep().draw(10, generator(0, "cohort", 1))
     assert asleep.computing.tolist() == np.flatnonzero(cohort.sending).tolist()
     assert asleep.sending.all()
-    assert fn.full().draw(3, 0, 1).sending.all()
+    assert fn.full().draw(3, generator(0, "cohort", 1)).sending.all()
 
 
 @pytest.mark.parametrize("p", [0.0, -0.1, 1.0001, math.nan, math.inf])

@@ -36,7 +36,13 @@ if TYPE_CHECKING:
     from fednormec.participation import fixed_size as fixed_size
     from fednormec.participation import full as full
     from fednormec.participation import poisson as poisson
-    from fednormec.privacy.noise import GaussianNoise as GaussianNoise
+    from fednormec.privacy.audit import Audit as Audit
+    from fednormec.privacy.audit import audit_mechanism as audit_mechanism
+    from fednormec.privacy.audit import audit_training as audit_training
+    from fednormec.privacy.ledger import read_ledger as read_ledger
+    from fednormec.privacy.mechanism import Mechanism as Mechanism
+    from fednormec.privacy.mechanism import Privacy as Privacy
+    from fednormec.privacy.statement import Statement as Statement
     from fednormec.problems.base import Problem as Problem
     from fednormec.problems.logistic import Logistic as Logistic
     from fednormec.problems.logistic import random_logistic as random_logistic
@@ -54,7 +60,10 @@ _HOMES = {
     "errors": ("Diverged", "UserError"),
     "local": ("gd", "ig", "sgd"),
     "participation": ("fixed_size", "full", "poisson"),
-    "privacy.noise": ("GaussianNoise",),
+    "privacy.audit": ("Audit", "audit_mechanism", "audit_training"),
+    "privacy.ledger": ("read_ledger",),
+    "privacy.mechanism": ("Mechanism", "Privacy"),
+    "privacy.statement": ("Statement",),
     "problems.base": ("Problem",),
     "problems.logistic": ("Logistic", "random_logistic"),
     "problems.neural": ("NeuralProblem",),

@@ -29,14 +29,6 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
-class PrivacySettings:
-    """[privacy]: noise on every coordinate, relative to the bound's radius: of the sum (central) or per message."""
-
-    noise_std: float
-    trust: Literal["central", "secagg", "local"] = "central"
-
-
-@dataclass(frozen=True)
 class RunSettings:
     """[run]: how long, from which seed, on what."""
 
@@ -149,7 +141,7 @@ def _override(text: str) -> tuple[str, str, Any]:
 
 def _choices_first(override: tuple[str, str, Any]) -> int:
     """What chooses a constructor goes before the constructor's arguments, in whichever order they were given."""
-    return {"name": 0, "source": 0, "partition": 1}.get(override[1], 2)
+    return {"name": 0, "source": 0, "partition": 1, "noise_std": 1}.get(override[1], 2)
 
 
 def _set(config: Config, section: str, key: str, value: Any) -> None:
@@ -163,6 +155,8 @@ def _set(config: Config, section: str, key: str, value: Any) -> None:
             settings.clear()
     elif (section, key) == ("data", "partition") and value != settings.get("partition"):
         config[section] = settings = {k: v for k, v in settings.items() if k in ("source", "test_fraction")}
+    elif (section, key) == ("privacy", "noise_std"):  # in place of a target, unless that is given with it
+        settings.pop("epsilon", None)
     settings[key] = value
 
 

@@ -12,7 +12,8 @@ from fednormec.algorithms.base import Algorithm, Server
 from fednormec.errors import Diverged, UserError, at_least_one
 from fednormec.local import Moment
 from fednormec.participation import Cohort, Participation, full
-from fednormec.privacy.noise import GaussianNoise
+from fednormec.privacy.mechanism import Plan, Privacy, plan
+from fednormec.privacy.statement import Statement, state
 from fednormec.problems.base import Metrics, Problem
 from fednormec.randomness import generator
 from fednormec.vectors import neighbours
@@ -20,35 +21,58 @@ from fednormec.workers import Pool, Submit, one_arithmetic_thread
 
 
 class Round(NamedTuple):
-    """What a simulation knows after a round. Only the server's state has left the clients; the rest is diagnostics."""
+    """What a simulation knows after a round. Only `released`, the (noisy) sum of messages, and what the server made of
+    it have left the clients; the rest is diagnostics. `plan` says what the release cost, None without privacy."""
 
     number: int
     server: Server
     memory: Tensor
-    computed: int
-    sent: int
+    cohort: Cohort
     left_out: int
     metrics: Metrics | None
+    released: Tensor
+    plan: Plan | None
 
     @property
     def x(self) -> Tensor:
         return self.server.x
 
+    @property
+    def computed(self) -> int:
+        return len(self.cohort.computing)
+
+    @property
+    def sent(self) -> int:
+        return int(self.cohort.sending.sum())
+
+    @property
+    def epsilon(self) -> float | None:
+        """The ε spent so far, at the plan's δ; None without privacy."""
+        return None if self.plan is None else self.plan.spent(self.number)
+
 
 class Trained(NamedTuple):
-    """The end of a training: the model, the rounds' figures, and why it stopped early if it did."""
+    """The end of a training: the model, the rounds' figures, why it stopped early if it did, and what was kept private.
+
+    A run that stops before its budget would be exceeded has fewer rounds in its history than were asked for.
+    """
 
     model: Any
     x: Tensor
     history: list[dict[str, Any]]
     diverged: Diverged | None
+    statement: Statement | None
+
+
+def _nothing(number: int, plan: Plan) -> None:
+    pass
 
 
 def simulate(
     problem: Problem,
     algorithm: Algorithm,
     participation: Participation | None = None,
-    noise: GaussianNoise | None = None,
+    privacy: Privacy | None = None,
     *,
     rounds: int,
     seed: int = 0,
@@ -56,13 +80,17 @@ def simulate(
     evaluate_every: int | None = None,
     workers: int | None = None,
     chunk_size: int | None = None,
+    before_release: Callable[[int, Plan], None] = _nothing,
 ) -> Iterator[Round]:
     """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers` and `chunk_size`.
 
+    With `privacy` the sum of each round gets its noise, and the rounds end before the one that would exceed the budget;
+    `before_release(round, plan)` is called before anything of a round leaves the clients.
     x0 is where to start (default: problem.init). evaluate_every=n evaluates the model every n rounds and after the
     last; None never does. `workers` threads (default: torch.get_num_threads()) each take `chunk_size` clients at a
     time (default: one tile). The memory in a Round is the live block: copy what you want to keep.
-    Raises Diverged when the model is no longer finite, or no client's loss or update is.
+    Raises Diverged when the model is no longer finite, or (without privacy: it looks at clients' data) no client's loss
+    or update is.
     """
     at_least_one("rounds", rounds)
     at_least_one("evaluate_every", 1 if evaluate_every is None else evaluate_every)
@@ -70,9 +98,11 @@ def simulate(
     if not algorithm.idle_clients_advance:
         participation = participation.asleep()
     participation.weights(problem.num_clients)  # says now if the rule does not fit the number of clients
-    if noise is not None:
-        _require_bounded(algorithm)
     x = problem.init(generator(seed, "init"))
+    agreed = None
+    if privacy is not None:
+        agreed = planned(problem, algorithm, participation, privacy, rounds)
+        rounds = agreed.rounds
     if x0 is not None:
         if x0.shape != x.shape or x0.dtype != x.dtype:
             raise UserError(f"x0 must be {len(x)} numbers in {x.dtype}, not of shape {tuple(x0.shape)} in {x0.dtype}.")
@@ -81,14 +111,26 @@ def simulate(
         min(at_least_one("workers", torch.get_num_threads() if workers is None else workers), problem.num_clients),
         at_least_one("chunk_size", problem.tile if chunk_size is None else chunk_size),
     )
-    return _rounds(problem, algorithm, participation, noise, rounds, seed, x, evaluate_every, pool)
+    return _rounds(problem, algorithm, participation, agreed, rounds, seed, x, evaluate_every, pool, before_release)
+
+
+def planned(
+    problem: Problem, algorithm: Algorithm, participation: Participation, privacy: Privacy, rounds: int
+) -> Plan:
+    """What `simulate` will do to keep to `privacy`; says so if it cannot be kept."""
+    _require_bounded(algorithm)
+    dtype = problem.init(generator(0, "init")).dtype
+    return plan(
+        privacy, problem.num_clients, participation, algorithm.bound.radius, algorithm.message_slots * problem.dim,
+        rounds, _summing_error(problem.num_clients, problem.tile, dtype),
+    )  # fmt: skip
 
 
 def train(
     problem: Problem,
     algorithm: Algorithm,
     participation: Participation | None = None,
-    noise: GaussianNoise | None = None,
+    privacy: Privacy | None = None,
     *,
     rounds: int,
     seed: int = 0,
@@ -103,11 +145,12 @@ def train(
     The model is evaluated 20 to 39 times unless `evaluate_every` says otherwise. A divergence ends it without raising.
     """
     every = evaluation_interval(rounds) if evaluate_every is None else evaluate_every
-    x, history, diverged = x0, [], None
+    x, history, diverged, statement = x0, [], None, None
+    spent: list[Plan] = []
     try:
         for r in simulate(
-            problem, algorithm, participation, noise, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
-            workers=workers, chunk_size=chunk_size,
+            problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
+            workers=workers, chunk_size=chunk_size, before_release=lambda number, plan: spent.append(plan),
         ):  # fmt: skip
             x = r.x
             history.append(record(r))
@@ -115,7 +158,9 @@ def train(
     except Diverged as end:
         diverged = end
     x = problem.init(generator(seed, "init")) if x is None else x
-    return Trained(problem.model(x), x, history, diverged)
+    if spent:
+        statement = state(spent[-1], len(spent))
+    return Trained(problem.model(x), x, history, diverged, statement)
 
 
 def evaluation_interval(rounds: int) -> int:
@@ -127,47 +172,53 @@ def record(r: Round) -> dict[str, Any]:
     """A round's figures, those that look at clients' data or at who took part under "not_private"."""
     public, private = r.metrics or Metrics({}, {})
     counts = {"computed": r.computed, "sent": r.sent, "left_out": r.left_out}
-    return {"round": r.number, **public, "not_private": {**private, **counts}}
+    spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta}
+    return {"round": r.number, **spent, **public, "not_private": {**private, **counts}}
 
 
 def _rounds(
     problem: Problem,
     algorithm: Algorithm,
     participation: Participation,
-    noise: GaussianNoise | None,
+    agreed: Plan | None,
     rounds: int,
     seed: int,
     x: Tensor,
     evaluate_every: int | None,
     pool: Pool,
+    before_release: Callable[[int, Plan], None],
 ) -> Iterator[Round]:
     m, weights = problem.num_clients, participation.weights(problem.num_clients)
     memory = torch.zeros(m, algorithm.memory_slots * problem.dim, dtype=x.dtype, device=x.device)
     server, in_vain = algorithm.init(x), 0
     with pool.threads() as submit:
         if algorithm.prime is not None:
-            everyone = full().draw(m, seed, 0)
+            everyone = full().draw(m, generator(seed, "cohort", 0))
             total, _ = _exchange(problem, algorithm.prime, server, memory, everyone, Moment(seed, 0), pool, submit)
             server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
         for number in range(1, rounds + 1):
-            cohort, at = participation.draw(m, seed, number), Moment(seed, number)
-            computed, sent = len(cohort.computing), int(cohort.sending.sum())
+            if agreed is None:
+                cohort = participation.draw(m, generator(seed, "cohort", number))
+            else:
+                cohort = agreed.mechanism.cohort(seed, number)
             with one_arithmetic_thread():
+                at = Moment(seed, number)
                 total, left_out = _exchange(problem, algorithm, server, memory, cohort, at, pool, submit)
-                if noise is not None:
-                    draw = noise.draw(len(total), sent, algorithm.bound.radius, seed, number)
+                if agreed is not None:
+                    draw = agreed.mechanism.noise(len(total), int(cohort.sending.sum()), seed, number)
                     total += torch.as_tensor(draw, device=x.device)
+                    before_release(number, agreed)
                 server = algorithm.server(server, (total / m).to(x.dtype), weights)
             if not server.x.isfinite().all():
                 raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
-            in_vain = in_vain + left_out if left_out == computed else 0
-            if in_vain >= m:  # as many updates as there are clients, and none of them finite
+            in_vain = in_vain + left_out if left_out == len(cohort.computing) else 0
+            if agreed is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
                 raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
             due = evaluate_every is not None and (number % evaluate_every == 0 or number == rounds)
             metrics = problem.evaluate(server.x) if due else None
-            if metrics is not None and math.isnan(metrics.not_private["train_loss"]):
+            if agreed is None and metrics is not None and math.isnan(metrics.not_private["train_loss"]):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
-            yield Round(number, server, memory, computed, sent, left_out, metrics)
+            yield Round(number, server, memory, cohort, left_out, metrics, total, agreed)
 
 
 def _exchange(
@@ -242,3 +293,13 @@ def _require_bounded(algorithm: Algorithm) -> None:
             "initial_memory = 'local_updates' publishes the clients' exact updates, and no later noise mends that: "
             "start from zero (warmup_rounds lets the memories catch up), or run without noise."
         )
+
+
+def _summing_error(num_clients: int, tile: int, dtype: torch.dtype) -> float:
+    """By how much one client's message can move the computed sum beyond its own length, relative to the radius.
+
+    Adding n numbers errs by at most n units in the last place of the sum of their magnitudes, with and without the
+    client: a tile's messages in the model's dtype, the tiles' sums in float64.
+    """
+    tiles = -(-num_clients // tile)
+    return float(min(tile, num_clients) ** 2 * torch.finfo(dtype).eps + tiles * num_clients * np.finfo(float).eps)

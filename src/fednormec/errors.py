@@ -29,7 +29,7 @@ def non_negative(name: str, value: float) -> float:
 
 def at_least_one(name: str, value: int) -> int:
     """The value, if it counts at least one."""
-    if value < 1:
+    if not value >= 1:
         raise UserError(f"{name} must be at least 1, not {value}.")
     return value
 

@@ -19,7 +19,6 @@ from fednormec.config import (
     Call,
     Config,
     DataSettings,
-    PrivacySettings,
     RunSettings,
     check,
     choose,
@@ -44,7 +43,7 @@ from fednormec.errors import UserError
 from fednormec.local import gd, ig, sgd
 from fednormec.models import MODELS, reset
 from fednormec.participation import Participation, fixed_size, full, poisson
-from fednormec.privacy.noise import GaussianNoise
+from fednormec.privacy.mechanism import Plan, Privacy
 from fednormec.problems.base import Problem
 from fednormec.problems.logistic import Logistic
 from fednormec.problems.neural import NeuralProblem
@@ -63,9 +62,8 @@ class Experiment(NamedTuple):
     problem: Problem
     algorithm: Algorithm
     participation: Participation
-    noise: GaussianNoise | None
+    privacy: Privacy | None
     run: RunSettings
-    privacy: PrivacySettings | None
     config: Config
     unused: tuple[str, ...]
 
@@ -78,24 +76,24 @@ def assemble(config: Config) -> Experiment:
     algorithm = _algorithm(config, resolved)
     participation = _choose(config, resolved, "participation", PARTICIPATIONS)()
     _require_full_where_named(resolved)
-    privacy = noise = None
+    privacy = None
     if "privacy" in config:
-        resolved["privacy"] = check("[privacy]", config["privacy"], PrivacySettings)
-        privacy = PrivacySettings(**resolved["privacy"])
-        noise = GaussianNoise(privacy.noise_std, "sum" if privacy.trust == "central" else "client")
+        resolved["privacy"] = check("[privacy]", config["privacy"], Privacy)
+        privacy = Privacy(**resolved["privacy"])
     problem = _problem(config, resolved, run)
     in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
     unused = tuple(name for name in config if name not in resolved)
-    return Experiment(problem, algorithm, participation, noise, run, privacy, in_order, unused)
+    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused)
 
 
-def start(experiment: Experiment) -> Iterator[Round]:
+def start(experiment: Experiment, before_release: Callable[[int, Plan], None]) -> Iterator[Round]:
     """The rounds of an experiment; what does not fit together is said here, before the first."""
     run = experiment.run
     every = evaluation_interval(run.rounds) if run.evaluate_every is None else run.evaluate_every
     return simulate(
-        experiment.problem, experiment.algorithm, experiment.participation, experiment.noise, rounds=run.rounds,
+        experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
         seed=run.seed, evaluate_every=every, workers=run.workers, chunk_size=run.chunk_size,
+        before_release=before_release,
     )  # fmt: skip
 
 

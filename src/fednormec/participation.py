@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fednormec.errors import UserError, at_least_one, one_of
-from fednormec.randomness import generator
+from fednormec.randomness import Source
 
 Idle = Literal["advance", "sleep"]
 
@@ -27,15 +27,27 @@ class Weights(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """A public rule for drawing cohorts. `rate(M)` is p, the probability that a given client sends."""
+    """A public rule for drawing cohorts. `rate(M)` is p, the probability that a given client sends.
+
+    select=None: every client is drawn independently with that probability (Poisson), which is what amplifies privacy;
+    sampler and accountant both read it from here. Any other rule is accounted as if everyone were always drawn, with
+    `least(M)` senders in a round at the least.
+    """
 
     name: str
     rate: Callable[[int], float]
-    select: Callable[[int, np.random.Generator], np.ndarray]
+    select: Callable[[int, Source], np.ndarray] | None
     idle: Idle
+    least: Callable[[int], int] = lambda m: 1
 
-    def draw(self, num_clients: int, seed: int, round: int) -> Cohort:
-        sends = self.select(num_clients, generator(seed, "cohort", round))
+    def draw(self, num_clients: int, source: Source, min_cohort: int = 1) -> Cohort:
+        """A cohort; one that is smaller than min_cohort is called off: nobody sends."""
+        if self.select is None:
+            sends = source.random(num_clients) < self.rate(num_clients)
+        else:
+            sends = self.select(num_clients, source)
+        if sends.sum() < min_cohort:
+            sends = np.zeros(num_clients, bool)
         if self.idle == "advance":
             return Cohort(np.arange(num_clients), sends)
         senders = np.flatnonzero(sends)
@@ -52,7 +64,7 @@ class Participation(NamedTuple):
 
 def full() -> Participation:
     """Every client computes and sends in every round."""
-    return Participation("full", lambda m: 1.0, lambda m, rng: np.ones(m, bool), "advance")
+    return Participation("full", lambda m: 1.0, lambda m, source: np.ones(m, bool), "advance", lambda m: m)
 
 
 def poisson(p: float, idle: Idle = "advance") -> Participation:
@@ -64,7 +76,7 @@ def poisson(p: float, idle: Idle = "advance") -> Participation:
     one_of("idle", idle, ("advance", "sleep"))
     if not 0 < p <= 1:
         raise UserError(f"the participation probability must lie in (0, 1], not {p}.")
-    return Participation(f"poisson({p:g})", lambda m: p, lambda m, rng: rng.random(m) < p, idle)
+    return Participation(f"poisson({p:g})", lambda m: p, None, idle)
 
 
 def fixed_size(m: int, idle: Idle = "advance") -> Participation:
@@ -77,9 +89,9 @@ def fixed_size(m: int, idle: Idle = "advance") -> Participation:
             raise UserError(f"a cohort of {m} clients cannot be drawn from {num_clients}.")
         return m / num_clients
 
-    def select(num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def select(num_clients: int, source: Source) -> np.ndarray:
         sends = np.zeros(num_clients, bool)
-        sends[rng.choice(num_clients, m, replace=False)] = True
+        sends[np.argsort(source.random(num_clients))[:m]] = True
         return sends
 
-    return Participation(f"fixed_size({m})", rate, select, idle)
+    return Participation(f"fixed_size({m})", rate, select, idle, lambda num_clients: m)

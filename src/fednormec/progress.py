@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 from fednormec.problems.base import Metrics
 
-Show = Callable[[int, Metrics | None], None]
+Show = Callable[[int, Metrics | None, str | None], None]
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
 def shown(rounds: int, quiet: bool) -> Iterator[Show]:
-    """A function to call after each round with its number and, where it was evaluated, its figures."""
+    """A function to call after each round with its number, where it was evaluated its figures, and the ε spent."""
     if quiet:
-        yield lambda number, metrics: None
+        yield lambda number, metrics, spent: None
     elif sys.stderr.isatty():
         with _bar(rounds) as show:
             yield show
@@ -24,11 +24,31 @@ def shown(rounds: int, quiet: bool) -> Iterator[Show]:
         yield _lines(rounds)
 
 
-def figures(metrics: Metrics) -> str:
-    """The few numbers one wants to see at once, in what a terminal of 80 columns has left beside a bar."""
+@contextmanager
+def counted(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with how much is done and how much there is: a bar on a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def figures(metrics: Metrics, private: bool) -> str:
+    """The few numbers one wants to see at once, in what a terminal of 80 columns has left beside a bar.
+
+    Beside an ε nothing that looks at clients' data is shown without saying so.
+    """
     named = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}"}
     parts = [text.format(metrics.public[key]) for key, text in named.items() if key in metrics.public]
-    return "  ".join([f"loss {metrics.not_private['train_loss']:.4f}", *parts[:1]])
+    loss = f"loss {metrics.not_private['train_loss']:.4f}"
+    if private:
+        return "  ".join(parts) or f"{loss} (not private)"
+    return "  ".join([loss, *parts[:1]])
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
@@ -53,17 +73,17 @@ def _bar(rounds: int) -> Iterator[Show]:
     columns = (
         TextColumn("round"), MofNCompleteColumn(table_column=whole), BarColumn(), TextColumn("{task.fields[speed]}"),
         TextColumn("ETA"), TimeRemainingColumn(compact=True, table_column=whole),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}"), TextColumn("{task.fields[spent]}", table_column=whole),
     )  # fmt: skip
     started = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=rounds, speed="", figures="")
+        task = progress.add_task("", total=rounds, speed="", figures="", spent="")
 
-        def show(number: int, metrics: Metrics | None) -> None:
+        def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
             speed = f"{number / (time.perf_counter() - started):.1f} rounds/s"
-            progress.update(task, completed=number, speed=speed)
+            progress.update(task, completed=number, speed=speed, spent=spent or "")
             if metrics is not None:
-                progress.update(task, figures=figures(metrics))
+                progress.update(task, figures=figures(metrics, spent is not None))
 
         yield show
 
@@ -71,11 +91,12 @@ def _bar(rounds: int) -> Iterator[Show]:
 def _lines(rounds: int) -> Show:
     started = time.perf_counter()
 
-    def show(number: int, metrics: Metrics | None) -> None:
+    def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
         if metrics is not None:
             speed = number / (time.perf_counter() - started)
             left = (rounds - number) / speed
-            text = f"round {number}/{rounds}  {speed:.1f} rounds/s  ETA {left:.0f} s  {figures(metrics)}"
+            known = [figures(metrics, spent is not None), *([spent] if spent else [])]
+            text = f"round {number}/{rounds}  {speed:.1f} rounds/s  ETA {left:.0f} s  {'  '.join(known)}"
             print(text, file=sys.stderr, flush=True)
 
     return show

@@ -2,15 +2,20 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fednormec.config import Config
-from fednormec.engine import record
-from fednormec.errors import Diverged
+from fednormec.engine import Round, planned, record
+from fednormec.errors import Diverged, UserError
 from fednormec.experiment import Experiment, assemble, start
-from fednormec.progress import shown, sparkline
+from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
+from fednormec.privacy.statement import Statement, state, up
+from fednormec.progress import counted, shown, sparkline
 from fednormec.randomness import generator
 from fednormec.runs import RunFolder, default_path
+
+if TYPE_CHECKING:
+    from fednormec.privacy.audit import Audit
 
 
 def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[str, Any]:
@@ -20,7 +25,13 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
     diverges is kept, with the last finite model.
     """
     experiment = assemble(config)
-    rounds = start(experiment)
+    paid: list[Plan] = []
+
+    def pay(number: int, plan: Plan) -> None:
+        folder.pay(number, plan)
+        paid.append(plan)
+
+    rounds = start(experiment, before_release=pay)
     x, done, ended = experiment.problem.init(generator(experiment.run.seed, "init")), 0, None
     latest: dict[str, float] = {}
     looks_at_clients: set[str] = set()
@@ -33,17 +44,45 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
                 for r in rounds:
                     x, done, left_out = r.x, r.number, left_out + r.left_out
                     folder.add(record(r))
-                    show(r.number, r.metrics)
+                    show(r.number, r.metrics, None if r.plan is None else _spent(r))
                     if r.metrics is not None:
                         latest = {**r.metrics.public, **r.metrics.not_private}
                         looks_at_clients = set(r.metrics.not_private)
                         curve.append(latest.get("test_accuracy", latest["train_loss"]))
         except Diverged as end:
             ended = str(end)
-        summary = _summary(experiment, done, latest, folder.path, ended)
+        statement = state(paid[-1], len(paid)) if paid else None
+        summary = _summary(experiment, done, latest, folder.path, ended, statement)
         summary |= {"not_private": [*sorted(looks_at_clients), "left_out"], "left_out": left_out}
-        folder.finish(experiment.problem.named(x), summary)
-    return summary | {"curve": sparkline(curve)}
+        folder.finish(experiment.problem.named(x), summary, statement)
+    return summary | {"curve": sparkline(curve), "statement": None if statement is None else statement.text}
+
+
+def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -> "Audit":
+    """The audit of what a config describes: of its mechanism, or of one training with canaries."""
+    from fednormec.privacy.audit import audit_mechanism, audit_training
+
+    experiment = assemble(config)
+    problem, algorithm, privacy, rounds = (
+        experiment.problem, experiment.algorithm, experiment.privacy, experiment.run.rounds,
+    )  # fmt: skip
+    if privacy is None:
+        raise UserError("there is nothing to audit: this config has no [privacy].")
+    plan = planned(problem, algorithm, experiment.participation, privacy, rounds)
+    with counted("round", quiet) as show:
+        if not training:
+            return audit_mechanism(
+                plan.mechanism, plan.rounds, plan.delta, trials=canaries, seed=experiment.run.seed, on_progress=show
+            )
+        return audit_training(
+            problem, algorithm, experiment.participation, privacy, rounds=rounds, seed=experiment.run.seed,
+            canaries=200 if canaries is None else canaries, on_progress=show,
+        )  # fmt: skip
+
+
+def _spent(r: Round) -> str:
+    assert r.plan is not None and r.epsilon is not None
+    return f"ε {up(r.epsilon)}" + (f" {NOT_PRIVATE}" if r.plan.total_norm else "")
 
 
 def _mention(unused: tuple[str, ...]) -> None:
@@ -66,19 +105,33 @@ def describe(summary: dict[str, Any]) -> str:
         lines.append(f"gradient norm  {metrics['gradient_norm']:.3e}")
     if summary["left_out"]:
         lines.append(f"left out       {summary['left_out']} updates that were not finite")
-    lines += [f"privacy        {summary['privacy']}", f"run folder     {summary['out']}"]
+    if summary["status"] == "budget_spent":
+        lines.append(f"stopped        {summary['message']}")
+    lines += [f"privacy        {summary['statement'] or summary['privacy']}", f"run folder     {summary['out']}"]
     return "\n".join(lines)
 
 
 def _summary(
-    experiment: Experiment, rounds: int, metrics: dict[str, float], out: Path, ended: str | None
+    experiment: Experiment,
+    rounds: int,
+    metrics: dict[str, float],
+    out: Path,
+    ended: str | None,
+    statement: Statement | None,
 ) -> dict[str, Any]:
+    status = "done" if ended is None else "diverged"
+    if statement is not None and ended is None and rounds < experiment.run.rounds:
+        status = "budget_spent"
+        ended = (
+            f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed the budget of "
+            f"ε = {statement.facts['budget']:g}"
+        )
     summary: dict[str, Any] = {
         "method": experiment.algorithm.name,
         "rounds": rounds,
         "metrics": metrics,
         "out": str(out),
-        "status": "done" if ended is None else "diverged",
+        "status": status,
         "message": ended,
         "local": experiment.algorithm.local.name,
         "bound": experiment.algorithm.bound.name,
@@ -88,14 +141,7 @@ def _summary(
         "parameters": experiment.problem.dim,
         "privacy": "none: no noise was added, the clients' data are not protected",
     }
-    if experiment.privacy is not None:
-        summary |= {
-            "privacy": f"noise of std {experiment.privacy.noise_std:g} x radius ({experiment.privacy.trust}); "
-            "its ε is not yet computed, so nothing is claimed",
-            "epsilon": None,
-            "delta": None,
-            "noise_std": experiment.privacy.noise_std,
-            "trust": experiment.privacy.trust,
-            "adjacency": "zero_out",
-        }
+    if statement is not None:
+        shown_facts = ("private", "epsilon", "delta", "accountant", "noise_std", "trust", "adjacency")
+        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in shown_facts}}
     return summary

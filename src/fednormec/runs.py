@@ -1,5 +1,6 @@
 """The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
-model (model.safetensors) and how it ended (summary.json). A folder is made once and never written over."""
+model (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and
+what may be said about it (privacy.txt, privacy.json). A folder is made once and never written over."""
 
 import json
 import math
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from fednormec.config import Section, dump
 from fednormec.errors import UserError
+from fednormec.privacy.ledger import Ledger
+from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.statement import Statement
 
-PACKAGES = ("fednormec", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+PACKAGES = ("fednormec", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "dp-accounting", "cryptography")
 
 
 class RunFolder:
@@ -31,20 +35,32 @@ class RunFolder:
         (self.path / "config.toml").write_text(dump(config), encoding="utf-8")
         _write_json(self.path / "environment.json", environment())
         self._metrics = open(self.path / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
+        self._ledger: Ledger | None = None
 
     def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._metrics.close()
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def pay(self, number: int, plan: Plan) -> None:
+        """The ledger's line for a round about to be released; on the disk when this returns."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.path / "ledger.jsonl")
+        self._ledger.add(number, plan)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One round's record, readable at once."""
         self._metrics.write(to_json(record) + "\n")
         self._metrics.flush()
 
-    def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
+    def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
         """The model and the summary: a folder that has both holds a run that came to its end."""
+        if statement is not None:
+            (self.path / "privacy.txt").write_text(statement.text + "\n", encoding="utf-8")
+            _write_json(self.path / "privacy.json", statement.facts)
         save_file(
             {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()},
             self.path / "model.safetensors",

@@ -1,1 +1,1 @@
-"""Privacy: what is added to the sum, and (next) what it proves."""
+"""Privacy: what is asked (`Privacy`), what runs (`Mechanism`), what it costs (accounting, ledger), what may be said."""

@@ -1,0 +1,263 @@
+"""What is asked of privacy (`Privacy`) and the one object that sampler, noise and accountant read (`Mechanism`)."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy.stats import binom
+
+from fednormec.errors import UserError, at_least_one, non_negative, one_of, positive
+from fednormec.participation import Cohort, Participation
+from fednormec.privacy import accounting
+from fednormec.privacy.accounting import Accountant, Hidden, Open, Release
+from fednormec.privacy.calibrate import least_noise, most_rounds, paper_noise_std
+from fednormec.randomness import SecureSource, Source, generator
+
+Trust = Literal["central", "secagg", "local"]
+Adjacency = Literal["zero_out", "replace_one"]
+TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
+ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
+PAPER, TOTAL_NORM = "paper", "total_norm"
+NOT_PRIVATE = "NOT PRIVATE"
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """[privacy]: what a run must keep to. The unit is the client, its whole data set.
+
+    epsilon: the budget. Alone, the noise is calibrated so that the planned rounds just fit; together with noise_std,
+        the run stops before the round that would exceed it.
+    delta: the δ at which every ε is stated.
+    noise_std: noise on every coordinate, relative to the bound's radius: of the sum (central) or of each message.
+    trust: "central" (an aggregator is trusted with the cohort and the exact sum, and adds the noise), "secagg" (the
+        server sees who takes part, and the sum of messages that carry noise already) or "local" (it sees each message).
+    adjacency: "zero_out" (a client's messages become 0) or "replace_one" (they become any others).
+    colluders: clients who tell the server their own noise; matters in secagg.
+    min_cohort: in secagg, a round with fewer senders is called off.
+    tuning_runs: how many runs on the same clients the ε must cover, this one included.
+    calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
+    noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT PRIVATE.
+    randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_std: float | None = None
+    trust: Trust = "central"
+    adjacency: Adjacency = "zero_out"
+    colluders: int = 0
+    min_cohort: int = 1
+    tuning_runs: int = 1
+    calibration: Literal["exact", "paper"] = "exact"
+    noise_scale: Literal["per_coordinate", "total_norm"] = "per_coordinate"
+    randomness: Literal["seeded", "secure"] = "seeded"
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            positive("epsilon", self.epsilon)
+        if self.noise_std is not None:
+            positive("noise_std", self.noise_std)
+        if self.epsilon is None and self.noise_std is None:
+            raise UserError("privacy needs epsilon (the noise is then calibrated) or noise_std, or both.")
+        require_delta(self.delta)
+        at_least_one("tuning_runs", self.tuning_runs)
+        one_of("calibration", self.calibration, ("exact", PAPER))
+        one_of("noise_scale", self.noise_scale, ("per_coordinate", TOTAL_NORM))
+        one_of("randomness", self.randomness, ("seeded", "secure"))
+        if self.calibration == PAPER and (self.epsilon is None or self.noise_std is not None):
+            raise UserError("calibration = 'paper' computes the noise from epsilon: give epsilon and no noise_std.")
+        if self.noise_scale == TOTAL_NORM and self.calibration != PAPER and self.noise_std is None:
+            raise UserError("noise_scale = 'total_norm' is not private, so nothing can be calibrated for it: give "
+                            "noise_std, or calibration = 'paper'.")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One round's release: who is drawn, what noise is added, what that proves. Frozen, and everyone reads this.
+
+    noise_std is relative to the radius, of the sum in central and per message in secagg and local. `rounding` is how
+    much the sum of messages can differ by more than the radius because it is a sum of floating-point numbers; the noise
+    grows by as much, so that what is proved holds for the numbers that were really added.
+    """
+
+    num_clients: int
+    participation: Participation
+    noise_std: float
+    radius: float = 1.0
+    trust: Trust = "central"
+    adjacency: Adjacency = "zero_out"
+    colluders: int = 0
+    min_cohort: int = 1
+    secure: bool = False
+    rounding: float = 0.0
+
+    def __post_init__(self) -> None:
+        m = at_least_one("the number of clients", self.num_clients)
+        positive("noise_std", self.noise_std)
+        if not 1e-12 <= self.noise_std <= 1e12:
+            raise UserError(f"noise_std must lie between 1e-12 and 1e12, not {self.noise_std}.")
+        positive("radius", self.radius)
+        non_negative("rounding", self.rounding)
+        one_of("trust", self.trust, TRUSTS)
+        one_of("adjacency", self.adjacency, ADJACENCIES)
+        self.participation.rate(m)  # says so if the rule does not fit the number of clients
+        if self.trust == "secagg" and m == 1:
+            raise UserError("secure aggregation needs at least 2 clients: the sum over one is its message; "
+                            "use trust = 'local'.")  # fmt: skip
+        if not 0 <= self.colluders < m:
+            raise UserError(f"colluders must be at least 0 and fewer than the {m} clients, not {self.colluders}.")
+        if not 1 <= self.min_cohort <= m:
+            raise UserError(f"min_cohort must be at least 1 and at most the {m} clients, not {self.min_cohort}.")
+        if self.min_cohort > 1 and self.trust != "secagg":
+            raise UserError("min_cohort belongs to trust = 'secagg': elsewhere calling a round off would tell who was "
+                            "drawn, or gain nothing.")  # fmt: skip
+
+    @property
+    def p(self) -> float:
+        """The probability of being drawn that the accountant counts on: 1 unless the sampling is Poisson.
+
+        Next to 0 and 1 it is rounded up, which never says too little.
+        """
+        p = self.participation.rate(self.num_clients) if self.participation.select is None else 1.0
+        return 1.0 if p > 1 - 1e-6 else max(p, 1e-6)
+
+    def cohort(self, seed: int, round: int) -> Cohort:
+        """Who computes and who sends in a round."""
+        return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), self.min_cohort)
+
+    def noise(self, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
+        """The noise in a round's sum, float64 (dim,): one draw in central, also when nobody was drawn.
+
+        In secagg and local every sender adds its own; only their sum is used here, so one draw of √senders times the
+        std is made in place of many: the same law.
+        """
+        scale = self.noise_std * self.radius * (1 + self.rounding)
+        if self.trust != "central":
+            scale *= math.sqrt(senders)
+        with np.errstate(over="ignore"):  # an absurd std ends as a model that is not finite, which the engine says
+            draw: np.ndarray = scale * self._source(seed, "noise", round).standard_normal(dim)
+        return draw
+
+    def release(self) -> Release:
+        """One round as the accountant sees it."""
+        shift, p, std = (2.0 if self.adjacency == "replace_one" else 1.0), self.p, self.noise_std
+        if self.trust == "central":
+            return Open((1.0,), (shift / std,)) if p == 1 else Hidden(p, 1 / std, self.adjacency == "replace_one")
+        if self.trust == "local":
+            return Open((p,), (shift / std,))
+        honest, weights, unsure = self._honest_senders()
+        return Open(tuple(weights.tolist()), tuple((shift / (std * np.sqrt(honest))).tolist()), unsure)
+
+    def epsilon(self, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
+        """The ε at this δ after so many rounds."""
+        require_delta(delta)
+        return accounting.epsilon(self.release(), rounds, delta, accountant)
+
+    def would_exceed(self, rounds: int, epsilon: float, delta: float) -> bool:
+        """Whether so many rounds cost more than (ε, δ)."""
+        return self.epsilon(rounds, delta) > epsilon
+
+    def affordable(self, rounds: int, epsilon: float, delta: float) -> int:
+        """How many rounds, of `rounds` planned, fit into (ε, δ)."""
+        return most_rounds(lambda k: not self.would_exceed(k, epsilon, delta), rounds)
+
+    def calibrate(self, epsilon: float, delta: float, rounds: int, accountant: Accountant = "pld") -> "Mechanism":
+        """The same with the least noise for which so many rounds keep to (ε, δ); it never under-protects."""
+        positive("epsilon", epsilon)
+        require_delta(delta)
+        at_least_one("rounds", rounds)
+
+        def at(std: float) -> float:
+            return replace(self, noise_std=std).epsilon(rounds, delta, accountant)
+
+        return replace(self, noise_std=least_noise(at, epsilon))
+
+    def _source(self, seed: int, purpose: str, round: int) -> Source:
+        return SecureSource() if self.secure else generator(seed, purpose, round)
+
+    def _honest_senders(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Secagg: how many noises hide a given client's message, its own included; with which probabilities; and that
+        of the cases left away. Colluders subtract theirs, and show up whenever that helps a round past min_cohort."""
+        m, t, p = self.num_clients, self.colluders, self.p
+        if self.participation.select is not None:
+            at_least = max(self.participation.least(m), self.min_cohort)
+            return np.array([max(1, at_least - t)]), np.ones(1), 0.0
+        rate = self.participation.rate(m)
+        others, mass, missed = _binomial(m - 1 - t, rate, least=max(0, self.min_cohort - 1 - t))
+        return others + 1, p * mass, p * missed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mechanism with what was asked of it: the ε to stay under (None: no limit), its δ, and the runs before it.
+
+    rounds is how many the budget allows, of those planned. nominal is the ε that the paper's formula was given.
+    """
+
+    mechanism: Mechanism
+    rounds: int
+    planned: int
+    delta: float
+    budget: float | None
+    rounds_before: int
+    nominal: float | None
+    total_norm: bool
+
+    def spent(self, rounds: int) -> float:
+        """The ε after so many rounds of this run (and the runs before it): at each of the first 1,000, then at steps of
+        0.1 %, rounded up to the next, which never says too little."""
+        step = max(1, rounds // 1000)
+        return self.epsilon(min(-(-rounds // step) * step, max(self.rounds, rounds)))
+
+    def epsilon(self, rounds: int) -> float:
+        return self.mechanism.epsilon(self.rounds_before + rounds, self.delta)
+
+
+def plan(
+    asked: Privacy, num_clients: int, participation: Participation, radius: float, dim: int, rounds: int,
+    rounding: float = 0.0,
+) -> Plan:  # fmt: skip
+    """What a run will do to keep to what was asked; says so if it cannot be kept."""
+    mechanism = Mechanism(
+        num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
+        asked.adjacency, asked.colluders, asked.min_cohort, asked.randomness == "secure", rounding,
+    )  # fmt: skip
+    before, paper = (asked.tuning_runs - 1) * rounds, asked.calibration == PAPER
+    budget = None if paper else asked.epsilon
+    affordable = rounds
+    if paper and asked.epsilon is not None:
+        std = paper_noise_std(asked.epsilon, asked.delta, participation.rate(num_clients), rounds)
+        mechanism = replace(mechanism, noise_std=std)
+    elif asked.noise_std is None and asked.epsilon is not None:
+        mechanism = mechanism.calibrate(asked.epsilon, asked.delta, before + rounds)
+    if asked.noise_scale == TOTAL_NORM:
+        mechanism = replace(mechanism, noise_std=mechanism.noise_std / math.sqrt(dim))
+    if budget is not None and asked.noise_std is not None:
+        affordable = max(0, mechanism.affordable(before + rounds, budget, asked.delta) - before)
+        if not affordable:
+            raise UserError(
+                f"the budget of ε = {budget:g} does not pay for one round: with noise_std = {asked.noise_std:g} "
+                f"{'it' if not before else 'together with the runs before it, it'} costs "
+                f"ε = {mechanism.epsilon(before + 1, asked.delta):.4g} at δ = {asked.delta:g}; add noise or budget."
+            )
+    nominal = asked.epsilon if paper else None
+    return Plan(
+        mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM
+    )  # fmt: skip
+
+
+def require_delta(delta: float) -> float:
+    if not 0 < delta < 1:
+        raise UserError(f"delta must lie strictly between 0 and 1, not {delta}.")
+    return delta
+
+
+def _binomial(n: int, p: float, least: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Bin(n, p) from `least` on, on at most 200 values: what lies between two of them counts at the smaller one. Also
+    the mass of the lower tail that was left away, at most 1e-18."""
+    low, high = max(least, int(binom.ppf(1e-18, n, p))), n - int(binom.ppf(1e-18, n, 1 - p))
+    kept = np.arange(low, max(low, high) + 1, max(1, -(-(high - low + 1) // 200)))
+    mass = np.add.reduceat(binom.pmf(np.arange(low, max(low, high) + 1), n, p), kept - low)
+    mass[-1] += binom.sf(max(low, high), n, p)
+    return kept, mass, float(binom.cdf(low - 1, n, p)) if low > least else 0.0

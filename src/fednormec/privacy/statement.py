@@ -1,0 +1,138 @@
+"""What a run may claim, in plain words and as data: exactly as strong as what was proved, and what it leaves open."""
+
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
+
+ADJACENCY = {
+    "zero_out": "the client stays in the protocol and all its messages become 0",
+    "replace_one": "the client's data become any other data",
+}
+TRUST = {
+    "central": "an aggregator is trusted: it sees the messages and who takes part, keeps both secret, and adds the "
+    "noise to every sum, empty ones included",
+    "secagg": "nobody is trusted with a message: each sender adds its own noise, secure aggregation shows the server "
+    "the sum only, and the server may know who takes part",
+    "local": "nobody is trusted: each sender adds its own noise, and the server may see every message and who sent it",
+}
+LARGE = 20.0  # e^20 is half a billion: from here on a statement says so
+SAMPLING = {
+    True: "each client independently with probability {p:g}",
+    False: "{name}: no amplification by sampling counted",
+}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """(ε, δ) of what ran, the whole text, and all the facts it rests on."""
+
+    epsilon: float
+    delta: float
+    text: str
+    facts: dict[str, Any]
+
+    @property
+    def headline(self) -> str:
+        """The first line: the claim itself."""
+        return self.text.partition("\n")[0]
+
+
+def state(plan: Plan, rounds: int) -> Statement:
+    """The statement after `rounds` releases."""
+    mechanism = plan.mechanism
+    epsilon, second = plan.epsilon(rounds), mechanism.epsilon(plan.rounds_before + rounds, plan.delta, "rdp")
+    facts: dict[str, Any] = {
+        "private": not plan.total_norm,
+        "epsilon": epsilon,
+        "delta": plan.delta,
+        "accountant": "pld",
+        "epsilon_rdp": second if math.isfinite(second) else None,
+        "unit": "client",
+        "adjacency": mechanism.adjacency,
+        "trust": mechanism.trust,
+        "noise_std": mechanism.noise_std,
+        "radius": mechanism.radius,
+        "clients": mechanism.num_clients,
+        "participation": mechanism.participation.name,
+        "p_accounted": mechanism.p,
+        "colluders": mechanism.colluders,
+        "min_cohort": mechanism.min_cohort,
+        "rounds": rounds,
+        "rounds_planned": plan.planned,
+        "rounds_of_runs_before": plan.rounds_before,
+        "budget": plan.budget,
+        "nominal_epsilon_of_the_paper": plan.nominal,
+        "noise_scale": "total_norm" if plan.total_norm else "per_coordinate",
+        "randomness": "secure" if mechanism.secure else "seeded",
+    }
+    entries = [*_grounds(plan, rounds, second), *(("not covered", text) for text in _not_covered(plan))]
+    text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
+    return Statement(epsilon, plan.delta, text, facts)
+
+
+def up(value: float, digits: int = 3) -> str:
+    """A bound in so many significant digits, rounded up: what is printed still holds.
+
+    >>> up(7.9912), up(0.012341), up(4325699.0), up(8.0)
+    ('8.00', '0.0124', '4.33e+06', '8.00')
+    """
+    if not math.isfinite(value) or value <= 0:
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    raised = math.ceil(value / unit - 1e-9) * unit
+    return f"{raised:.{max(0, digits - 1 - math.floor(math.log10(raised)))}f}" if raised < 1e4 else f"{raised:.2e}"
+
+
+def _claim(plan: Plan, epsilon: float) -> str:
+    said, m = f"ε ≤ {up(epsilon)} at δ = {plan.delta:g}", plan.mechanism
+    if math.isinf(epsilon):
+        return f"{NOT_PRIVATE}: no finite ε holds at δ = {plan.delta:g}"
+    if plan.total_norm:
+        return f"{NOT_PRIVATE}: noise of std/√d on a coordinate; its true guarantee is {said}, which protects nobody"
+    asked = "" if plan.nominal is None else f"; the paper's formula was asked for ε = {plan.nominal:g}"
+    weak = f"; an ε above {LARGE:g} promises next to nothing" if epsilon > LARGE else ""
+    return f"{said} for each client ({m.trust}, {m.adjacency}){asked}{weak}"
+
+
+def _grounds(plan: Plan, rounds: int, second: float) -> Iterator[tuple[str, str]]:
+    m = plan.mechanism
+    yield "unit", f"the client with its whole data set; neighbours: {ADJACENCY[m.adjacency]}"
+    yield "trust", TRUST[m.trust]
+    yield (
+        "released",
+        f"{rounds} noisy sums, one a round, and all that follows from them: every model, the server's memory",
+    )
+    where = "the sum" if m.trust == "central" else "each message"
+    yield "noise", f"Gaussian, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}"
+    sampling = SAMPLING[m.participation.select is None].format(p=m.p, name=m.participation.name)
+    yield "sampling", f"{sampling}; {m.num_clients} clients"
+    if m.trust == "secagg":
+        yield (
+            "cohort",
+            f"{m.colluders} clients may collude with the server; a round needs {m.min_cohort} senders or more",
+        )
+    if plan.rounds_before:
+        yield "tuning", f"{plan.rounds_before} rounds of other runs on the same clients are included in ε"
+    opinion = f"; Rényi accounting says {up(second)}" if math.isfinite(second) else ""
+    yield "accounting", f"privacy loss distribution, rounded up{opinion}"
+
+
+def _not_covered(plan: Plan) -> Iterator[str]:
+    m = plan.mechanism
+    yield "figures marked not private (training loss, cohort sizes, left-out clients): do not publish them"
+    if not plan.rounds_before:
+        yield "other runs on the same clients, tuning included: their ε adds up (privacy.tuning_runs)"
+    yield "what is taken as public: the number of clients, the starting model, the settings, the test set"
+    if not m.secure:
+        yield ("whoever knows the seed: noise and cohorts follow from it, as befits a simulation; deploy with "
+               'privacy.randomness = "secure"')  # fmt: skip
+    if plan.delta * m.num_clients >= 1:
+        yield f"a failure with probability δ = {plan.delta:g}: with {m.num_clients} clients it should be far smaller"
+
+
+def _entry(name: str, text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)

@@ -1,0 +1,194 @@
+"""Leaks outside the noisy sum: each is refused, priced, or kept apart and marked."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fednormec as fn
+from fednormec.algorithms.named import METHODS
+from fednormec.engine import record
+from fednormec.errors import UserError
+from fednormec.experiment import LOCALS, PARTICIPATIONS, assemble
+from fednormec.participation import Participation
+from fednormec.privacy.accounting import Hidden, Open
+
+PRIVACY = fn.Privacy(noise_std=1.0)
+PRIVATE_METHODS = [name for name, method in METHODS.items() if method.can_be_private]
+
+
+def build(name):
+    local = fn.gd(0.3, steps=2)
+    return METHODS[name].build(local) if METHODS[name].takes_local else METHODS[name].build()
+
+
+def two_layers(sizes=(4, 9, 2, 7), scale=1.0, layer=None):
+    """Clients of unlike sizes; the module has layers of very unlike gradients."""
+    rng = np.random.default_rng(0)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(6, 5), *([layer] if layer else []), torch.nn.ReLU(), torch.nn.Linear(5, 3)
+    )
+    fn.models.reset(module, np.random.default_rng(1))
+    pairs = [(scale * rng.standard_normal((n, 6)), rng.integers(0, 3, n)) for n in sizes]
+    return fn.NeuralProblem(module, pairs, dtype=torch.float64)
+
+
+# refused
+
+
+@pytest.mark.parametrize("build", [fn.clip21, lambda **s: fn.fed_normec(fn.gd(0.1), **s)])
+def test_memories_that_start_from_exact_updates_are_refused(build):
+    algorithm = build(initial_memory="local_updates")
+    with pytest.raises(UserError, match="exact updates.*warmup_rounds"):
+        fn.simulate(fn.random_quadratic(5, 3), algorithm, privacy=PRIVACY, rounds=1)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.BatchNorm1d(5), torch.nn.BatchNorm1d(5, affine=False)])
+def test_running_statistics_are_refused_by_name_with_a_way_out(layer):
+    with pytest.raises(UserError, match="'1' keeps running statistics.*GroupNorm"):
+        two_layers(layer=layer)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.can_be_private])
+def test_methods_without_a_bound_are_refused(name):
+    with pytest.raises(UserError, match="does not bound"):
+        fn.simulate(fn.random_quadratic(5, 3), build(name), privacy=PRIVACY, rounds=1)
+
+
+@pytest.mark.parametrize("setting", ["tau", "beta", "server_step", "alpha"])
+@pytest.mark.parametrize("value", ["auto", "median", "adaptive"])
+def test_radii_and_steps_are_public_numbers(setting, value):
+    """Nothing can be asked to compute them from clients' data."""
+    name = "clip21" if setting == "tau" else "fed_normec"
+    config = {
+        "method": {"name": name, setting: value},
+        "local": {"name": "gd", "step": 0.1},
+        "problem": {"name": "quadratic"},
+    }
+    with pytest.raises(UserError, match=f"{setting} must be a number"):
+        assemble(config)
+
+
+@pytest.mark.parametrize("name", PRIVATE_METHODS)
+def test_nothing_normalises_per_layer(name):
+    """One norm over the whole vector: no sum of k messages is longer than k radii, whatever the layers are like."""
+    problem, algorithm = two_layers(scale=1e4), build(name)
+    assert not {"per_layer", "layerwise"} & set(METHODS[name].build.__annotations__)
+    for r in fn.simulate(problem, algorithm, fn.poisson(0.5), rounds=6):
+        assert r.released.norm() <= r.sent * algorithm.bound.radius
+
+
+# never
+
+
+@pytest.mark.parametrize("name", PRIVATE_METHODS)
+def test_the_server_divides_by_public_numbers_and_nobody_weighs_by_examples(name):
+    """The server's step is a function of the released sum and of public numbers: doing it again from those alone gives
+    the same bits, though cohorts and clients differ in size."""
+    problem, algorithm, participation = two_layers(), build(name), fn.poisson(0.5)
+    if not algorithm.idle_clients_advance:
+        participation = participation.asleep()
+    server = algorithm.init(problem.init(np.random.default_rng(0)))
+    x0, sizes = server.x, set()
+    for r in fn.simulate(problem, algorithm, participation, PRIVACY, rounds=8, x0=x0):
+        server = algorithm.server(server, r.released / problem.num_clients, participation.weights(problem.num_clients))
+        assert torch.equal(server.x, r.x) and torch.equal(server.memory, r.server.memory)
+        sizes.add(r.sent)
+    assert len(sizes) > 1
+
+
+def test_a_client_with_more_examples_has_no_louder_voice():
+    """The same data three times over is the same client."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((4, 6)), rng.integers(0, 3, 4)
+    module = torch.nn.Linear(6, 3)
+    ends = []
+    for copies in (1, 3):
+        pairs = [(x[:2], y[:2]), (np.tile(x[2:], (copies, 1)), np.tile(y[2:], copies))]
+        problem = fn.NeuralProblem(module, pairs, dtype=torch.float64)
+        *_, last = fn.simulate(problem, build("dp_fed_avg_clip"), privacy=PRIVACY, rounds=3)
+        ends.append(last.released)
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
+
+
+def broken_problem():
+    """No client's data give a finite update."""
+    x = np.full((3, 4), np.inf)
+    return fn.NeuralProblem(torch.nn.Linear(4, 2), [(x, np.array([0, 1, 0]))] * 5)
+
+
+def test_a_private_run_does_not_stop_on_clients_data():
+    """Without privacy it says that no update is finite; with privacy when it ends must not depend on the data."""
+    with pytest.raises(fn.Diverged, match="no client"):
+        list(fn.simulate(broken_problem(), build("clip21"), rounds=20, evaluate_every=1))
+    rounds = list(fn.simulate(broken_problem(), build("clip21"), privacy=PRIVACY, rounds=20, evaluate_every=1))
+    assert len(rounds) == 20 and {r.left_out for r in rounds} == {5}
+
+
+# kept apart
+
+
+def test_diagnostics_of_clients_are_recorded_apart():
+    problem = two_layers()
+    for r in fn.simulate(problem, build("clip21"), fn.poisson(0.5), PRIVACY, rounds=3, evaluate_every=1):
+        line = record(r)
+        private = line.pop("not_private")
+        assert set(private) >= {"train_loss", "computed", "sent", "left_out"}
+        assert set(line) <= {"round", "epsilon", "delta", "test_loss", "test_accuracy"}
+        assert json.dumps(line)
+
+
+# priced
+
+
+def test_only_independent_sampling_is_amplified():
+    """Fixed cohorts, and any rule of one's own (whoever is online, a shuffled order), count as p = 1."""
+    online = Participation("whoever is online", lambda m: 0.25, lambda m, source: np.arange(m) < m // 4, "sleep")
+    for rule in (fn.full(), fn.fixed_size(5), online):
+        mechanism = fn.Mechanism(20, rule, 2.0)
+        assert mechanism.p == 1 and mechanism.release() == Open((1.0,), (0.5,))
+    assert fn.Mechanism(20, fn.poisson(0.25), 2.0).release() == Hidden(0.25, 0.5)
+    own_noise = fn.Mechanism(20, online, 2.0, trust="secagg").release()
+    assert own_noise == Open((1.0,), (0.5,))  # nobody promises that anyone else takes part
+    assert set(PARTICIPATIONS) == {"full", "poisson", "fixed_size"} and set(LOCALS) == {"gd", "ig", "sgd"}
+
+
+def test_tuning_on_the_same_clients_is_priced():
+    once, nine = (
+        fn.train(
+            fn.random_quadratic(30, 4),
+            build("clip21"),
+            fn.poisson(0.25),
+            fn.Privacy(epsilon=8, tuning_runs=k),
+            rounds=30,
+        )
+        for k in (1, 9)
+    )
+    assert nine.statement.epsilon <= 8 and nine.statement.facts["noise_std"] > 2 * once.statement.facts["noise_std"]
+    alone = fn.Mechanism(30, fn.poisson(0.25), once.statement.facts["noise_std"])
+    assert alone.epsilon(9 * 30, 1e-5) > 2 * 8  # what nine unpriced runs would have cost
+
+
+def test_a_seed_is_said_in_the_statement():
+    problem, algorithm = fn.random_quadratic(30, 4), build("clip21")
+    seeded, secure = (
+        fn.train(problem, algorithm, privacy=fn.Privacy(noise_std=1.0, randomness=r), rounds=2).statement
+        for r in ("seeded", "secure")
+    )
+    assert "whoever knows the seed" in seeded.text and seeded.facts["randomness"] == "seeded"
+    assert "seed" not in secure.text and secure.facts["randomness"] == "secure"
+
+
+def test_the_sums_own_rounding_is_paid_for_with_noise():
+    """A float32 sum over a tile may differ by more than the radius when a message changes; noise grows as much."""
+    problem = fn.NeuralProblem(torch.nn.Linear(4, 2), [(np.ones((1, 4)), np.array([0]))] * 64)
+    (first,) = fn.simulate(problem, build("clip21"), privacy=PRIVACY, rounds=1)
+    assert first.plan.mechanism.rounding == pytest.approx(problem.tile**2 * 2.0**-23, rel=1e-6)
+    rows = np.random.default_rng(0).standard_normal((problem.tile, 10_000)).astype(np.float32)
+    rows /= np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+    ones = torch.ones(problem.tile)
+    with_all = (ones @ torch.from_numpy(rows)).double()
+    rows[7] = 0
+    moved = (with_all - (ones @ torch.from_numpy(rows)).double()).norm()
+    assert moved <= 1 + first.plan.mechanism.rounding
