@@ -1,4 +1,4 @@
-"""The quickstart in Python: Fed-α-NormEC on scikit-learn's digits, 20 clients with unlike data, no noise.
+"""The quickstart in Python: Fed-α-NormEC on scikit-learn's digits, 500 clients, ε = 4 for each of them.
 
 Run it: python examples/quickstart.py
 """
@@ -8,22 +8,25 @@ import numpy as np
 import fednormec as fn
 
 
-def main(rounds: int = 200) -> fn.Trained:
+def main(rounds: int = 60) -> fn.Trained:
     digits = fn.data.digits()
     train, test = fn.data.split(len(digits), 0.2, np.random.default_rng(0))
-    parts = fn.data.dirichlet(digits.y[train], clients=20, concentration=0.5, rng=np.random.default_rng(1))
+    parts = fn.data.iid(len(train), clients=500, rng=np.random.default_rng(1))
     data = fn.data.federate(digits.take(train), digits.take(test), parts)
 
-    model = fn.models.mlp(data.input_shape, data.num_classes)
+    model = fn.models.linear(data.input_shape, data.num_classes)
     fn.models.reset(model, np.random.default_rng(2))
     problem = fn.NeuralProblem(model, data.clients, data.test)
-    algorithm = fn.fed_normec(fn.gd(0.5, steps=5), beta=0.03, server_step=1.0, server_normalization=False)
+    algorithm = fn.fed_normec(fn.gd(0.5, steps=5), beta=0.03, server_step=1.5, server_normalization=False)
 
     def show(r: fn.Round) -> None:
         if r.metrics is not None:
-            print(f"round {r.number:4}  test accuracy {r.metrics.public['test_accuracy']:.1%}")
+            print(f"round {r.number:4}  test accuracy {r.metrics.public['test_accuracy']:.1%}  ε {r.epsilon:.2f}")
 
-    return fn.train(problem, algorithm, fn.poisson(0.25), rounds=rounds, seed=0, on_round=show)
+    privacy = fn.Privacy(epsilon=4, delta=1e-5)
+    result = fn.train(problem, algorithm, fn.poisson(0.25), privacy, rounds=rounds, seed=0, on_round=show)
+    print(result.statement.text)
+    return result
 
 
 if __name__ == "__main__":

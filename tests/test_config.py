@@ -4,6 +4,7 @@ import inspect
 import tomllib
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 import fednormec as fn
 import fednormec.experiment
 from fednormec.algorithms.named import METHODS
-from fednormec.config import DEFAULT_NAMES, QUICKSTART, SECTIONS, Call, PrivacySettings, RunSettings, check, dump, read
+from fednormec.config import DEFAULT_NAMES, SECTIONS, Call, RunSettings, check, dump, read
 from fednormec.data import Examples, NpzData, from_arrays
 from fednormec.errors import UserError
 from fednormec.experiment import LOCALS, PARTICIPATIONS, PARTITIONS, Experiment, _dealt, assemble, start
 from fednormec.models import MODELS
+from fednormec.privacy.mechanism import Plan
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 quick = settings(deadline=None, max_examples=200, database=None)
@@ -47,8 +49,15 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
+def nothing(number: int, plan: Plan) -> None:
+    pass
+
+
+PLAIN = Path(__file__).parents[1] / "examples" / "not_private.toml"
+
+
 def quickstart(*overrides: str) -> Experiment:
-    return assemble(read(QUICKSTART, overrides))
+    return assemble(read(PLAIN, overrides))
 
 
 def same_again(experiment: Experiment, folder: Path) -> bool:
@@ -100,7 +109,7 @@ def test_a_resolved_config_resolves_to_itself(tmp_path: Path, name: str) -> None
 def test_the_resolved_config_spells_out_every_default() -> None:
     config = quickstart("local.name=sgd", "local.step=1", "privacy.noise_std=2").config
     assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 1, "batch_size": 32}
-    assert config["privacy"] == {"noise_std": 2.0, "trust": "central"}
+    assert config["privacy"] == asdict(fn.Privacy(noise_std=2.0))
     assert config["problem"] == {"name": "neural", "vectorize": "auto", "tile": None}
     assert config["data"]["test_fraction"] == 0.2
 
@@ -137,20 +146,20 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_trouble(written: Callabl
 )
 def test_an_override_is_toml_or_else_a_text(override: str, value: object) -> None:
     key = override.partition("=")[0].strip().removeprefix("run.")
-    found = read(QUICKSTART, [override])["run"][key]
+    found = read(PLAIN, [override])["run"][key]
     assert found == value
     assert type(found) is type(value)
 
 
 def test_another_constructor_drops_the_arguments_of_the_old_one() -> None:
-    assert read(QUICKSTART, ["method.name=clip21"])["method"] == {"name": "clip21"}
-    assert read(QUICKSTART, ["model.name=linear"])["model"] == {"name": "linear"}
+    assert read(PLAIN, ["method.name=clip21"])["method"] == {"name": "clip21"}
+    assert read(PLAIN, ["model.name=linear"])["model"] == {"name": "linear"}
 
 
 def test_the_same_constructor_keeps_its_arguments(written: Callable[[str], Path]) -> None:
-    asked = read(QUICKSTART)
+    asked = read(PLAIN)
     for override in ("method.name=fed_normec", 'method.name="fed_normec"', "model.name = mlp", "data.source=digits"):
-        assert read(QUICKSTART, [override]) == asked
+        assert read(PLAIN, [override]) == asked
     unnamed = written("[method]\nbeta = 0.7\n")  # fed_normec, by default
     assert read(unnamed, ["method.name=fed_normec"])["method"]["beta"] == 0.7
 
@@ -163,22 +172,22 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice() -> None:
         ("data.source=mine.npz", "data.partition=iid"),
         ("participation.name=fixed_size", "participation.m=3"),
     ]:
-        assert read(QUICKSTART, [first, second]) == read(QUICKSTART, [second, first])
-    assert read(QUICKSTART, ["method.tau=0.5", "method.name=clip21"])["method"] == {"name": "clip21", "tau": 0.5}
+        assert read(PLAIN, [first, second]) == read(PLAIN, [second, first])
+    assert read(PLAIN, ["method.tau=0.5", "method.name=clip21"])["method"] == {"name": "clip21", "tau": 0.5}
 
 
 def test_the_last_of_two_overrides_holds() -> None:
-    assert read(QUICKSTART, ["run.rounds=1", "run.rounds=2"])["run"]["rounds"] == 2
-    assert read(QUICKSTART, ["model.name=linear", "model.name=resnet20"])["model"] == {"name": "resnet20"}
+    assert read(PLAIN, ["run.rounds=1", "run.rounds=2"])["run"]["rounds"] == 2
+    assert read(PLAIN, ["model.name=linear", "model.name=resnet20"])["model"] == {"name": "resnet20"}
 
 
 def test_another_partition_drops_the_arguments_of_the_old_one() -> None:
-    data = read(QUICKSTART, ["data.partition=iid", "data.test_fraction=0.3"])["data"]
+    data = read(PLAIN, ["data.partition=iid", "data.test_fraction=0.3"])["data"]
     assert data == {"source": "digits", "partition": "iid", "test_fraction": 0.3}
 
 
 def test_own_data_are_not_dealt_out_as_the_digits_are(written: Callable[[str], Path]) -> None:
-    assert read(QUICKSTART, ["data.source=mine.npz"])["data"] == {"source": "mine.npz"}
+    assert read(PLAIN, ["data.source=mine.npz"])["data"] == {"source": "mine.npz"}
     own = written('[data]\nsource = "a.npz"\npartition = "dirichlet"\nconcentration = 0.1\n')
     assert read(own, ["data.source=b.npz"])["data"]["concentration"] == 0.1
 
@@ -186,13 +195,13 @@ def test_own_data_are_not_dealt_out_as_the_digits_are(written: Callable[[str], P
 @pytest.mark.parametrize("override", ["rounds", "rounds=3", "run.=3", "=3", ".=", "", "run.rounds"])
 def test_an_override_without_section_key_or_value_is_refused(override: str) -> None:
     with pytest.raises(UserError, match="--set takes section.key=value"):
-        read(QUICKSTART, [override])
+        read(PLAIN, [override])
 
 
 def test_an_override_that_is_no_text_is_refused() -> None:
     for override in ("data.source=\udcff.npz", 'data.source="\udcff"'):
         with pytest.raises(UserError, match="UTF-8"):
-            read(QUICKSTART, [override])
+            read(PLAIN, [override])
 
 
 # numbers and nesting beyond all reason
@@ -256,7 +265,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "local": {name: hints(build) for name, build in LOCALS.items()},
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},
-    "privacy": {"": hints(PrivacySettings)},
+    "privacy": {"": hints(fn.Privacy)},
     "run": {"": hints(RunSettings)},
 }
 NEEDED = ("step", "m", "noise_std")
@@ -328,7 +337,7 @@ def test_any_setting_works_or_is_refused_in_a_sentence(
 ) -> None:
     try:
         experiment = quickstart(*chosen)
-        start(experiment)
+        start(experiment, nothing)
     except UserError as error:
         assert str(error)
     else:
@@ -376,13 +385,13 @@ def test_any_edit_of_the_quickstart_works_or_is_refused_in_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, int, bytes]]
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    (folder / "edited.toml").write_bytes(edited(QUICKSTART.read_bytes(), edits))
+    (folder / "edited.toml").write_bytes(edited(PLAIN.read_bytes(), edits))
     try:
         config = read(folder / "edited.toml")
         if not modest(config):
             return
         experiment = assemble(config)
-        start(experiment)
+        start(experiment, nothing)
     except UserError as error:
         assert str(error)
     else:
@@ -427,7 +436,10 @@ def test_what_the_clients_are_called_does_not_matter(tmp_path: Path, names: list
     ends = []
     for ids in (np.arange(3), np.array(names)):
         np.savez(tmp_path / "all.npz", x=X, y=Y, client=ids[[0, 1, 2, 0, 1, 2]])
-        *_, last = start(quickstart(f"data.source={tmp_path / 'all.npz'}", "run.rounds=2", "data.test_fraction=0"))
+        *_, last = start(
+            quickstart(f"data.source={tmp_path / 'all.npz'}", "run.rounds=2", "data.test_fraction=0"),
+            lambda number, plan: None,
+        )
         ends.append(last.x)
     assert torch.equal(ends[0], ends[1])
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import fednormec as fn
-from fednormec.config import QUICKSTART, read
+from fednormec.config import read
 from fednormec.data import split
 from fednormec.errors import UserError
 from fednormec.experiment import assemble, start
@@ -24,10 +24,11 @@ from fednormec.runner import describe, perform
 from fednormec.runs import RunFolder, default_path, environment, to_json
 
 FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "summary.json"}
+PLAIN = Path(__file__).parents[1] / "examples" / "not_private.toml"
 SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.steps=1")
 
 
-def run(out: Path, *overrides: str, config: Path = QUICKSTART) -> dict[str, Any]:
+def run(out: Path, *overrides: str, config: Path = PLAIN) -> dict[str, Any]:
     return perform(read(config, overrides), "test", out, quiet=True)
 
 
@@ -102,6 +103,7 @@ def test_the_commit_is_that_of_the_checkout() -> None:
 def test_a_summary_is_what_the_run_returned(tmp_path: Path) -> None:
     summary = run(tmp_path / "out", *SMALL, "run.rounds=3", "privacy.noise_std=0.1")
     summary.pop("curve")
+    assert summary.pop("statement") + "\n" == (tmp_path / "out" / "privacy.txt").read_text()
     assert strictly((tmp_path / "out" / "summary.json").read_text()) == summary
     last = records(tmp_path / "out")[-1]
     assert summary["metrics"]["test_accuracy"] == last["test_accuracy"]
@@ -170,7 +172,7 @@ def test_another_seed_gives_other_bits(tmp_path: Path) -> None:
 def test_any_path_reads_back(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.npz"
     np.savez(path, x=np.eye(6), y=np.arange(6) % 2, client=np.arange(6) % 3, x_test=np.eye(6), y_test=np.arange(6) % 2)
-    config = read(QUICKSTART, ["run.rounds=1"]) | {"data": {"source": str(path)}}
+    config = read(PLAIN, ["run.rounds=1"]) | {"data": {"source": str(path)}}
     perform(config, "test", tmp_path / "first", quiet=True)
     assert read(tmp_path / "first" / "config.toml")["data"]["source"] == str(path)
     run(tmp_path / "again", config=tmp_path / "first" / "config.toml")
@@ -218,7 +220,7 @@ def test_updates_that_were_left_out_are_counted(tmp_path: Path) -> None:
 
 def test_without_a_path_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    outs = [perform(read(QUICKSTART, [*SMALL, "run.rounds=1"]), "mine", None, quiet=True)["out"] for _ in range(2)]
+    outs = [perform(read(PLAIN, [*SMALL, "run.rounds=1"]), "mine", None, quiet=True)["out"] for _ in range(2)]
     assert outs == [str(Path("runs") / "mine-1"), str(Path("runs") / "mine-2")]
     assert default_path("mine") == Path("runs") / "mine-3"
     assert default_path("other") == Path("runs") / "other-1"
@@ -246,18 +248,27 @@ def test_a_curve_in_one_line() -> None:
 
 def test_the_figures_beside_a_bar() -> None:
     private = {"train_loss": 0.51234, "gradient_norm": 1.0}
-    assert figures(Metrics({"test_loss": 0.5, "test_accuracy": 0.912}, private)) == "loss 0.5123  accuracy 91.2%"
-    assert figures(Metrics({"test_loss": 0.5}, private)) == "loss 0.5123  test loss 0.5000"
-    assert figures(Metrics({}, private)) == "loss 0.5123"
+    assert figures(Metrics({"test_loss": 0.5, "test_accuracy": 0.912}, private), False) == "loss 0.5123  accuracy 91.2%"
+    assert figures(Metrics({"test_loss": 0.5}, private), False) == "loss 0.5123  test loss 0.5000"
+    assert figures(Metrics({}, private), False) == "loss 0.5123"
+
+
+def test_beside_an_epsilon_no_figure_of_the_clients_stands_unmarked() -> None:
+    private = {"train_loss": 0.51234}
+    assert (
+        figures(Metrics({"test_loss": 0.5, "test_accuracy": 0.912}, private), True)
+        == "accuracy 91.2%  test loss 0.5000"
+    )
+    assert figures(Metrics({}, private), True) == "loss 0.5123 (not private)"
 
 
 def test_progress_does_not_change_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = read(QUICKSTART, [*SMALL, "run.rounds=3"])
+    config = read(PLAIN, [*SMALL, "run.rounds=3"])
     perform(config, "test", tmp_path / "shown", quiet=False)
     assert len(capsys.readouterr().err.splitlines()) == 3
     perform(config, "test", tmp_path / "quiet", quiet=True)
     assert capsys.readouterr() == ("", "")
-    *_, last = start(assemble(config))
+    *_, last = start(assemble(config), lambda number, plan: None)
     for out in ("shown", "quiet"):
         tensors = load_file(tmp_path / out / "model.safetensors")
         assert torch.equal(torch.cat([tensors["1.weight"].flatten(), tensors["1.bias"]]), last.x)
@@ -265,6 +276,6 @@ def test_progress_does_not_change_a_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(("method", "idle"), [("fed_normec", "advance"), ("scaffold", "sleep"), ("fed_avg", "sleep")])
 def test_the_summary_says_what_idle_clients_really_did(method, idle, tmp_path):
-    config = read(QUICKSTART, [f"method.name={method}", "run.rounds=1", "data.clients=3"])
+    config = read(PLAIN, [f"method.name={method}", "run.rounds=1", "data.clients=3"])
     summary = perform(config, "idle", tmp_path / "out", quiet=True)
     assert (summary["participation"], summary["idle"]) == ("poisson(0.25)", idle)

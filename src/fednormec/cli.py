@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fednormec import __version__
 from fednormec.errors import UserError
+
+if TYPE_CHECKING:
+    from fednormec.config import Config
 
 app = typer.Typer(
     help="Differentially private federated learning: Fed-α-NormEC and its family.",
@@ -30,7 +33,36 @@ Examples:
   fednormec run --set run.rounds=50 --set method.beta=0.05
   fednormec run --set data.source=mydata.npz --set data.clients=50
   fednormec run --set method.name=clip21 --set method.tau=0.5
+  fednormec run --set privacy.epsilon=1                     calibrated to another budget
+  fednormec run --set privacy.noise_std=2                   your own noise; its true ε is reported
+  fednormec run --not-private --set method.name=fed_avg     no noise, nothing protected
   fednormec run my.toml --json > result.json
+"""
+PRIVACY_HELP = """The noise for an ε, or the ε of a noise, for each trust model and adjacency.
+
+noise_std is per coordinate for a radius of 1: of the sum in central, of each message in secagg and local.
+Answers need no training and no data.
+
+\b
+Examples:
+  fednormec privacy --clients 500 --p 0.25 --rounds 60 --epsilon 4
+  fednormec privacy --clients 20 --p 0.25 --rounds 300 --noise-std 1.837 --trust central
+  fednormec privacy --clients 20 --rounds 300 --epsilon 8 --trust secagg --colluders 5
+  fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --runs 9       the price of tuning
+  fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --plot eps.png
+  fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --calibration paper
+"""
+AUDIT_HELP = """Attack a run's own privacy mechanism with canaries and compare with what it claims.
+
+Without CONFIG: the quickstart. The mechanism audit sends known messages through the real sampling, noise and
+summing code; --training trains the whole config once with canaries among the clients. An audit can refute a claim,
+it can never prove one. Exit code 1 if the claim is violated.
+
+\b
+Examples:
+  fednormec audit
+  fednormec audit my.toml --training
+  fednormec audit --set privacy.trust=secagg --json
 """
 CONFIG_HELP = """Check a config and print it with every default spelled out, without running it.
 
@@ -42,6 +74,7 @@ Examples:
 
 ConfigPath = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: the quickstart.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
+NotPrivate = Annotated[bool, typer.Option("--not-private", help="Drop [privacy]: no noise, nothing is protected.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
 
 
@@ -78,24 +111,82 @@ def run(
         bool, typer.Option("--json", help="Print exactly one JSON object on stdout at the end.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    not_private: NotPrivate = False,
 ) -> None:
-    from fednormec.config import QUICKSTART, read
     from fednormec.runner import describe, perform
     from fednormec.runs import to_json
 
-    path = QUICKSTART if config is None else Path(config)
-    summary = perform(read(path, overrides or []), path.stem, None if out is None else Path(out), quiet)
+    name, asked = _read(config, overrides, not_private)
+    summary = perform(asked, name, None if out is None else Path(out), quiet)
     print(to_json(summary) if as_json else describe(summary))
-    if summary["status"] != "done":
+    if summary["status"] == "diverged":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
 
 
 @app.command(help=CONFIG_HELP)
-def config(config: ConfigPath = None, overrides: Overrides = None) -> None:
-    from fednormec.config import QUICKSTART, dump, read
+def config(config: ConfigPath = None, overrides: Overrides = None, not_private: NotPrivate = False) -> None:
+    from fednormec.config import dump
     from fednormec.experiment import assemble
 
-    print(dump(assemble(read(QUICKSTART if config is None else config, overrides or [])).config), end="")
+    print(dump(assemble(_read(config, overrides, not_private)[1]).config), end="")
+
+
+@app.command(help=PRIVACY_HELP)
+def privacy(
+    clients: Annotated[int, typer.Option(help="M, how many clients there are.")],
+    rounds: Annotated[int, typer.Option(help="How many releases.")],
+    p: Annotated[float | None, typer.Option(help="Poisson sampling, each client with this probability.")] = None,
+    fixed_size: Annotated[int | None, typer.Option(help="Cohorts of exactly this size, instead of --p.")] = None,
+    delta: Annotated[float, typer.Option(help="The δ of the guarantee.")] = 1e-5,
+    epsilon: Annotated[float | None, typer.Option(help="The target ε; the noise is computed.")] = None,
+    noise_std: Annotated[float | None, typer.Option(help="The noise; its ε is computed.")] = None,
+    trust: Annotated[list[str] | None, typer.Option(help="central, secagg or local.", show_default="all")] = None,
+    adjacency: Annotated[list[str] | None, typer.Option(help="zero_out or replace_one.", show_default="both")] = None,
+    colluders: Annotated[int, typer.Option(help="secagg: clients who tell the server their noise.")] = 0,
+    min_cohort: Annotated[int, typer.Option(help="secagg: rounds with fewer senders are called off.")] = 1,
+    calibration: Annotated[str, typer.Option(help="exact, or paper: σ = p √(rounds log 1/δ)/ε.")] = "exact",
+    total_norm: Annotated[int | None, typer.Option(metavar="DIM", help="NOT PRIVATE: σ/√DIM per coordinate.")] = None,
+    runs: Annotated[int, typer.Option(help="Also the price of so many runs on the same clients.")] = 1,
+    plot: Annotated[str | None, typer.Option(help="Draw ε against rounds into this .png, .pdf or .svg.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    from fednormec.privacy.table import Question, rows, text
+
+    question = Question(
+        clients, rounds, delta, p, fixed_size, epsilon, noise_std, tuple(trust or ()), tuple(adjacency or ()),
+        colluders, min_cohort, calibration, total_norm, runs,
+    )  # fmt: skip
+    answers = list(rows(question))
+    if plot is not None:
+        from fednormec.plots import epsilon_against_rounds
+
+        epsilon_against_rounds([row for row in answers if row.accountant == "pld"], rounds, Path(plot))
+    if as_json:
+        print(json.dumps([row.facts(private=total_norm is None) for row in answers]))
+    else:
+        print(text(question, answers))
+        if plot is not None:
+            print(f"ε against rounds is drawn in {plot}")
+
+
+@app.command(help=AUDIT_HELP)
+def audit(
+    config: ConfigPath = None,
+    overrides: Overrides = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="One whole training with canaries among clients.")
+    ] = False,
+    canaries: Annotated[int | None, typer.Option(help="How many canaries.", show_default="by trust model")] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    from fednormec.runner import audited
+    from fednormec.runs import to_json
+
+    found = audited(_read(config, overrides, False)[1], training, canaries, quiet)
+    print(to_json(found.facts()) if as_json else found.text())
+    if found.verdict == "violated":
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -130,6 +221,17 @@ def models(as_json: AsJson = False) -> None:
         for name, build in MODELS.items()
     }
     _print_rows(rows, as_json)
+
+
+def _read(path: str | None, overrides: list[str] | None, not_private: bool) -> tuple[str, "Config"]:
+    """The name and the sections of a config file, or of the quickstart."""
+    from fednormec.config import QUICKSTART, read
+
+    source = QUICKSTART if path is None else Path(path)
+    sections = read(source, overrides or [])
+    if not_private:
+        sections.pop("privacy", None)
+    return source.stem, sections
 
 
 def _settings(build: Callable[..., Any], skip: int) -> dict[str, Any]:
