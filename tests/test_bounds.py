@@ -58,6 +58,7 @@ def test_no_message_exceeds_the_radius(v, name, radius):
 
 @settings(deadline=None, max_examples=200)
 @given(rows(), st.sampled_from(sorted(BOUNDED)))
+@example(torch.full((1, 2), 1.27e308, dtype=torch.float64), "normalise")  # its norm is beyond the largest number
 def test_a_finite_row_keeps_its_direction_and_has_the_right_length(v, name):
     """length(n) = n/(alpha+n) or min(n, 1), along v, checked by exact arithmetic where v is finite and not zero."""
     if not v.isfinite().all() or not v.any():
@@ -67,7 +68,7 @@ def test_a_finite_row_keeps_its_direction_and_has_the_right_length(v, name):
     direction = unit / unit.norm()
     n = float(v.abs().max().double()) * float(unit.norm())
     alpha = {"normalise": 0.01, "normalise, alpha 0": 0.0}.get(name)
-    length = min(n, 1.0) if alpha is None else n / (alpha + n)
+    length = min(n, 1.0) if alpha is None else 1.0 if math.isinf(n) else n / (alpha + n)
     tolerance = 1e-5 if v.dtype == torch.float32 else 1e-12
     smallest = 1e-44 if v.dtype == torch.float32 else 1e-322
     assert torch.allclose(out, length * direction, rtol=0, atol=tolerance * length + smallest)
