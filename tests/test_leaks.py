@@ -139,6 +139,14 @@ def test_diagnostics_of_clients_are_recorded_apart():
         assert json.dumps(line)
 
 
+@pytest.mark.parametrize("answer", [np.full(11, 50.0), np.ones(11, int), np.arange(3), np.ones(10, bool)])
+@pytest.mark.parametrize("idle", ["advance", "sleep"])
+def test_a_rule_of_ones_own_cannot_weigh_clients(answer, idle):
+    rule = Participation("mine", lambda m: 1.0, lambda m, source: answer, idle)
+    with pytest.raises(UserError, match="mine must say yes or no for each of the 11 clients"):
+        next(fn.simulate(fn.random_quadratic(11, 3), build("fed_normec"), rule, PRIVACY, rounds=1))
+
+
 # priced
 
 

@@ -46,6 +46,8 @@ class Participation(NamedTuple):
             sends = source.random(num_clients) < self.rate(num_clients)
         else:
             sends = self.select(num_clients, source)
+            if sends.shape != (num_clients,) or sends.dtype != bool:  # numbers would be weights, beyond any bound
+                raise UserError(f"{self.name} must say yes or no for each of the {num_clients} clients.")
         if sends.sum() < min_cohort:
             sends = np.zeros(num_clients, bool)
         if self.idle == "advance":
