@@ -147,6 +147,13 @@ def test_a_rule_of_ones_own_cannot_weigh_clients(answer, idle):
         next(fn.simulate(fn.random_quadratic(11, 3), build("fed_normec"), rule, PRIVACY, rounds=1))
 
 
+def test_a_rule_of_ones_own_keeps_to_its_least_cohort():
+    """The accountant counts on so many noises in a sum: fewer must not be released."""
+    rule = Participation("mine", lambda m: 1.0, lambda m, source: np.arange(m) < 2, "sleep", lambda m: 5)
+    with pytest.raises(UserError, match="mine drew 2 clients and promised 5 at least"):
+        next(fn.simulate(fn.random_quadratic(11, 3), build("fed_normec"), rule, PRIVACY, rounds=1))
+
+
 # priced
 
 

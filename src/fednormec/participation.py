@@ -48,6 +48,10 @@ class Participation(NamedTuple):
             sends = self.select(num_clients, source)
             if sends.shape != (num_clients,) or sends.dtype != bool:  # numbers would be weights, beyond any bound
                 raise UserError(f"{self.name} must say yes or no for each of the {num_clients} clients.")
+            if 0 < sends.sum() < self.least(num_clients):  # secagg counts on so many noises
+                raise UserError(
+                    f"{self.name} drew {sends.sum()} clients and promised {self.least(num_clients)} at least."
+                )
         if sends.sum() < min_cohort:
             sends = np.zeros(num_clients, bool)
         if self.idle == "advance":
