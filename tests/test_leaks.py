@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fednormec as fn
+from fednormec import randomness
 from fednormec.algorithms.named import METHODS
 from fednormec.engine import record
 from fednormec.errors import UserError
@@ -193,6 +194,35 @@ def test_a_seed_is_said_in_the_statement():
     )
     assert "whoever knows the seed" in seeded.text and seeded.facts["randomness"] == "seeded"
     assert "seed" not in secure.text and secure.facts["randomness"] == "secure"
+
+
+def test_noise_grows_with_the_rounding_of_the_sum():
+    plain, larger = (fn.Mechanism(5, fn.full(), 2.0, rounding=r).noise(9, 5, 1, 1) for r in (0.0, 0.5))
+    np.testing.assert_allclose(larger, 1.5 * plain, rtol=1e-12)
+
+
+def test_runs_with_the_same_seed_share_their_noise_and_the_statement_says_so():
+    """Why each run needs a seed of its own: two runs that differ in a step only, and the noise cancels."""
+    a, b = (
+        [
+            r.released
+            for r in fn.simulate(fn.random_quadratic(9, 400), algorithm, privacy=fn.Privacy(noise_std=50.0), rounds=2)
+        ]
+        for algorithm in (fn.clip21(server_step=0.1), fn.clip21(server_step=0.2))
+    )
+    assert (a[0] - b[0]).norm() == 0 and a[0].norm() > 500
+    priced = fn.Privacy(noise_std=1.0, tuning_runs=2)
+    said = fn.train(fn.random_quadratic(9, 4), build("clip21"), privacy=priced, rounds=2).statement.text
+    flat = " ".join(said.split())
+    assert "each with a seed of its own" in flat and "sees two runs with the same" in flat
+
+
+def test_secure_normals_are_sums_of_four_draws(monkeypatch):
+    drawn = []
+    right = randomness._keystream
+    monkeypatch.setattr(randomness, "_keystream", lambda words: drawn.append(words) or right(words))
+    randomness.SecureSource().standard_normal(10)
+    assert drawn == [10] * 4
 
 
 def test_the_sums_own_rounding_is_paid_for_with_noise():

@@ -108,6 +108,7 @@ def test_tuning_is_priced(fednormec_):
     assert once["noise_std"] < nine["noise_std"] and nine["epsilon"] <= 4
     assert nine["epsilon"] == fn.Mechanism(40, fn.poisson(0.25), nine["noise_std"]).epsilon(9 * 6, 1e-5)
     assert "48 rounds of other runs on the same clients are included" in nine["statement"]
+    assert "further runs on the same clients" in nine["statement"]
 
 
 def test_total_norm_noise_is_labelled_everywhere(fednormec_, tmp_path):
@@ -116,6 +117,9 @@ def test_total_norm_noise_is_labelled_everywhere(fednormec_, tmp_path):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert code == 0 and summary["epsilon"] > 1e3 and summary["private"] is False
     said = [out, (tmp_path / "out" / "privacy.txt").read_text(), summary["privacy"], *err.splitlines()]
+    said += (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    said += (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()[1:]
+    said += [fednormec_("audit", *chosen)[1]]
     assert all("NOT PRIVATE" in text for text in said)
 
 
@@ -225,6 +229,7 @@ def test_the_papers_noise_as_total_norm_is_labelled(fednormec_):
         ("--epsilon 8 --calibration guess", "calibration must be 'exact' or 'paper', not 'guess'."),
         ("--noise-std 1 --calibration paper", "the paper's calibration computes the noise from epsilon"),
         ("--epsilon 8 --total-norm 100", "nothing can be calibrated for it"),
+        ("--noise-std 1 --p 0.25 --clients 500 --rounds 3 --delta 1e-25 --trust secagg", "no finite ε holds"),
         ("--epsilon 8 --plot eps.txt", "a figure is written as .png, .pdf or .svg"),
         ("--epsilon 8 --plot nowhere/eps.png", "cannot be written"),
     ],

@@ -157,10 +157,14 @@ def privacy(
         colluders, min_cohort, calibration, total_norm, runs,
     )  # fmt: skip
     answers = list(rows(question))
+    if not any(row.accountant == "pld" for row in answers):
+        raise UserError("no finite ε holds for this: ask for a larger delta, more noise or fewer rounds.")
     if plot is not None:
         from fednormec.plots import epsilon_against_rounds
 
-        epsilon_against_rounds([row for row in answers if row.accountant == "pld"], rounds, Path(plot))
+        epsilon_against_rounds(
+            [row for row in answers if row.accountant == "pld"], rounds, Path(plot), total_norm is None
+        )
     if as_json:
         print(json.dumps([row.facts(private=total_norm is None) for row in answers]))
     else:

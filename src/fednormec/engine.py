@@ -172,7 +172,7 @@ def record(r: Round) -> dict[str, Any]:
     """A round's figures, those that look at clients' data or at who took part under "not_private"."""
     public, private = r.metrics or Metrics({}, {})
     counts = {"computed": r.computed, "sent": r.sent, "left_out": r.left_out}
-    spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta}
+    spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta, **r.plan.label}
     return {"round": r.number, **spent, **public, "not_private": {**private, **counts}}
 
 

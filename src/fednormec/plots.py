@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from fednormec.errors import UserError
+from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.table import Row
 
 COLOURS = {"central": "#0072B2", "secagg": "#D55E00", "local": "#009E73"}
 LINES = {"zero_out": "-", "replace_one": "--"}
 
 
-def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path) -> None:
+def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private: bool = True) -> None:
     """ε after each number of rounds up to the planned one, a curve per row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -26,11 +27,15 @@ def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path) -> None
     for row in rows:
         spent = [row.mechanism.epsilon(int(k), row.delta, row.accountant) for k in at]
         label = f"{row.trust}, {row.adjacency}, σ = {row.noise_std:.3g}"
-        axes.plot(at, spent, LINES[row.adjacency], color=COLOURS[row.trust], label=label, linewidth=1.8)
+        axes.plot(
+            at, spent, LINES[row.adjacency], color=COLOURS[row.trust], label=label, marker="o" if rounds == 1 else None
+        )
     axes.set(xlabel="rounds", ylabel=f"ε at δ = {rows[0].delta:g}", xlim=(0, rounds))
     axes.set_ylim(bottom=0)
+    if not private:
+        axes.set_title(NOT_PRIVATE, color="#B00020", fontweight="bold")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, edgecolor="none")
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -1,6 +1,7 @@
 """A run from config to folder: assemble, train with progress, save, and say how it ended."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +72,15 @@ def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -
     plan = planned(problem, algorithm, experiment.participation, privacy, rounds)
     with counted("round", quiet) as show:
         if not training:
-            return audit_mechanism(
+            found = audit_mechanism(
                 plan.mechanism, plan.rounds, plan.delta, trials=canaries, seed=experiment.run.seed, on_progress=show
             )
-        return audit_training(
-            problem, algorithm, experiment.participation, privacy, rounds=rounds, seed=experiment.run.seed,
-            canaries=200 if canaries is None else canaries, on_progress=show,
-        )  # fmt: skip
+        else:
+            found = audit_training(
+                problem, algorithm, experiment.participation, privacy, rounds=rounds, seed=experiment.run.seed,
+                canaries=200 if canaries is None else canaries, on_progress=show,
+            )  # fmt: skip
+    return replace(found, of=f"{NOT_PRIVATE}: {found.of}") if plan.total_norm else found
 
 
 def _spent(r: Round) -> str:

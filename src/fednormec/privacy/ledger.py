@@ -31,7 +31,9 @@ class Ledger:
             kind = "hidden" if isinstance(release, Hidden) else "open"
             self._write({"release": {"kind": kind, **release._asdict()}, "rounds_before": plan.rounds_before})
             self._empty = False
-        self._write({"round": number, "epsilon": plan.spent(number), "delta": plan.delta})
+        spent = plan.spent(number)
+        reached = spent if math.isfinite(spent) else None
+        self._write({"round": number, "epsilon": reached, "delta": plan.delta, **plan.label})
 
     def close(self) -> None:
         self._file.close()

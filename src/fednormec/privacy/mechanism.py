@@ -204,6 +204,11 @@ class Plan:
     nominal: float | None
     total_norm: bool
 
+    @property
+    def label(self) -> dict[str, str]:
+        """What stands beside every ε of a run that protects nobody."""
+        return {"label": NOT_PRIVATE} if self.total_norm else {}
+
     def spent(self, rounds: int) -> float:
         """The ε after so many rounds of this run (and the runs before it): at each of the first 1,000, then at steps of
         0.1 %, rounded up to the next, which never says too little."""

@@ -16,8 +16,9 @@ TRUST = {
     "central": "an aggregator is trusted: it sees the messages and who takes part, keeps both secret, and adds the "
     "noise to every sum, empty ones included",
     "secagg": "nobody is trusted with a message: each sender adds its own noise, secure aggregation shows the server "
-    "the sum only, and the server may know who takes part",
-    "local": "nobody is trusted: each sender adds its own noise, and the server may see every message and who sent it",
+    "the sum only, and the server may know who takes part; who does is drawn honestly",
+    "local": "nobody is trusted with an exact message: each sender adds its own noise, and the server may see every "
+    "noisy message and who sent it; who takes part is drawn honestly",
 }
 LARGE = 20.0  # e^20 is half a billion: from here on a statement says so
 SAMPLING = {
@@ -46,7 +47,7 @@ def state(plan: Plan, rounds: int) -> Statement:
     mechanism = plan.mechanism
     epsilon, second = plan.epsilon(rounds), mechanism.epsilon(plan.rounds_before + rounds, plan.delta, "rdp")
     facts: dict[str, Any] = {
-        "private": not plan.total_norm,
+        "private": not plan.total_norm and math.isfinite(epsilon),
         "epsilon": epsilon,
         "delta": plan.delta,
         "accountant": "pld",
@@ -56,6 +57,7 @@ def state(plan: Plan, rounds: int) -> Statement:
         "trust": mechanism.trust,
         "noise_std": mechanism.noise_std,
         "radius": mechanism.radius,
+        "noise_added_for_rounding": mechanism.rounding,
         "clients": mechanism.num_clients,
         "participation": mechanism.participation.name,
         "p_accounted": mechanism.p,
@@ -102,10 +104,8 @@ def _grounds(plan: Plan, rounds: int, second: float) -> Iterator[tuple[str, str]
     m = plan.mechanism
     yield "unit", f"the client with its whole data set; neighbours: {ADJACENCY[m.adjacency]}"
     yield "trust", TRUST[m.trust]
-    yield (
-        "released",
-        f"{rounds} noisy sums, one a round, and all that follows from them: every model, the server's memory",
-    )
+    what = "rounds of noisy messages" if m.trust == "local" else "noisy sums, one a round,"
+    yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory"
     where = "the sum" if m.trust == "central" else "each message"
     yield "noise", f"Gaussian, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}"
     sampling = SAMPLING[m.participation.select is None].format(p=m.p, name=m.participation.name)
@@ -116,7 +116,13 @@ def _grounds(plan: Plan, rounds: int, second: float) -> Iterator[tuple[str, str]
             f"{m.colluders} clients may collude with the server; a round needs {m.min_cohort} senders or more",
         )
     if plan.rounds_before:
-        yield "tuning", f"{plan.rounds_before} rounds of other runs on the same clients are included in ε"
+        yield (
+            "tuning",
+            (
+                f"{plan.rounds_before} rounds of other runs on the same clients are included in ε: with this same "
+                "noise, sampling and trust, each with a seed of its own"
+            ),
+        )
     opinion = f"; Rényi accounting says {up(second)}" if math.isfinite(second) else ""
     yield "accounting", f"privacy loss distribution, rounded up{opinion}"
 
@@ -124,11 +130,17 @@ def _grounds(plan: Plan, rounds: int, second: float) -> Iterator[tuple[str, str]
 def _not_covered(plan: Plan) -> Iterator[str]:
     m = plan.mechanism
     yield "figures marked not private (training loss, cohort sizes, left-out clients): do not publish them"
-    if not plan.rounds_before:
-        yield "other runs on the same clients, tuning included: their ε adds up (privacy.tuning_runs)"
-    yield "what is taken as public: the number of clients, the starting model, the settings, the test set"
+    further = "further" if plan.rounds_before else "other"
+    yield f"{further} runs on the same clients, tuning included: their ε adds up (privacy.tuning_runs)"
+    yield (
+        "what is taken as public: the number of clients, of classes and of features, the starting model, the settings, "
+        "the test set"
+    )
+    yield "parties that leave the protocol, such as a server that chooses whom to ask"
+    gaps = "" if m.secure else ", which seeded noise does nothing about"
+    yield f"the gaps between floating-point numbers{gaps}"
     if not m.secure:
-        yield ("whoever knows the seed: noise and cohorts follow from it, as befits a simulation; deploy with "
+        yield ("whoever knows the seed, or sees two runs with the same: noise and cohorts follow from it; deploy with "
                'privacy.randomness = "secure"')  # fmt: skip
     if plan.delta * m.num_clients >= 1:
         yield f"a failure with probability δ = {plan.delta:g}: with {m.num_clients} clients it should be far smaller"
