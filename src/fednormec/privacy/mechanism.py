@@ -20,6 +20,7 @@ TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
 ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
 PAPER, TOTAL_NORM = "paper", "total_norm"
 NOT_PRIVATE = "NOT PRIVATE"
+MOST = 10**9  # beyond it binomial tails are no longer numbers
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         m = at_least_one("the number of clients", self.num_clients)
+        if m > MOST:
+            raise UserError(f"accounting goes up to {MOST:,} clients, not {m:,}.")
         positive("noise_std", self.noise_std)
         if not 1e-12 <= self.noise_std <= 1e12:
             raise UserError(f"noise_std must lie between 1e-12 and 1e12, not {self.noise_std}.")
@@ -152,6 +155,8 @@ class Mechanism:
     def epsilon(self, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
         """The ε at this δ after so many rounds."""
         require_delta(delta)
+        if rounds > MOST:
+            raise UserError(f"accounting goes up to {MOST:,} rounds, those of other runs included, not {rounds:,}.")
         return accounting.epsilon(self.release(), rounds, delta, accountant)
 
     def would_exceed(self, rounds: int, epsilon: float, delta: float) -> bool:
