@@ -96,6 +96,11 @@ class Quadratic:
         return values, values
 
     @property
+    def lower_client_infima(self) -> Tensor:
+        """Lower bounds of each f_i^inf, (M,) float64: here they are exact."""
+        return self.client_infima[0]
+
+    @property
     def component_infima(self) -> Tensor:
         """Each f_{i,j}^inf, (M, N) float64: zero, attained at b_ij."""
         return torch.zeros(self.minimisers.shape[:2], dtype=torch.float64)
