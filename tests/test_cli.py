@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
+from conftest import Command, sentence, sets
 
 import fednormec as fn
 import fednormec.config
@@ -29,13 +30,6 @@ X = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
 Y = np.arange(24) % 3
 
 
-class Said(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
 Refused = Callable[..., str]
 
 
@@ -56,20 +50,6 @@ def digits() -> fn.data.Examples:
 
 
 @pytest.fixture
-def fednormec_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["fednormec", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Said(end.value.code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
 def refused(fednormec_: Command, tmp_path: Path) -> Refused:
     """What `fednormec run` says to a mistake: one sentence, exit code 2, and every file is as it was."""
 
@@ -84,19 +64,8 @@ def refused(fednormec_: Command, tmp_path: Path) -> Refused:
     return run
 
 
-def sentence(err: str) -> str:
-    assert err.startswith("fednormec: ")
-    assert err.endswith("\n")
-    assert len(err.splitlines()) == 1
-    return err.removeprefix("fednormec: ").strip()
-
-
 def files(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-def sets(*overrides: str) -> list[str]:
-    return [argument for override in overrides for argument in ("--set", override)]
 
 
 def separately(*arguments: str) -> subprocess.CompletedProcess[str]:

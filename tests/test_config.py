@@ -24,6 +24,7 @@ from fednormec.errors import UserError
 from fednormec.experiment import LOCALS, PARTICIPATIONS, PARTITIONS, Experiment, _dealt, assemble, start
 from fednormec.models import MODELS
 from fednormec.privacy.mechanism import Plan
+from fednormec.theory.setting import GivenConstants
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 quick = settings(deadline=None, max_examples=200, database=None)
@@ -266,6 +267,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},
     "privacy": {"": hints(fn.Privacy)},
+    "constants": {"": hints(GivenConstants)},
     "run": {"": hints(RunSettings)},
 }
 NEEDED = ("step", "m", "noise_std")

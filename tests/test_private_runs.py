@@ -9,33 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import sets
 
 import fednormec as fn
 import fednormec.experiment
-from fednormec.cli import main
 from fednormec.privacy.ledger import read_ledger
 
 SMALL = ("data.clients=40", "local.steps=1", "run.rounds=6")
 DIGITS = fn.data.digits()
 
 
-@pytest.fixture
-def fednormec_(tmp_path, monkeypatch, capsys):
-    """The command in this process, in a folder of its own: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _digits_are_read_once(monkeypatch):
     monkeypatch.setattr(fednormec.experiment, "digits", lambda: DIGITS)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fednormec", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return (end.value.code, *capsys.readouterr())
-
-    return run
-
-
-def sets(*overrides):
-    return [word for override in overrides for word in ("--set", override)]
 
 
 def lines(path):

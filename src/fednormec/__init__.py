@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fednormec import data as data
     from fednormec import models as models
+    from fednormec import theory as theory
     from fednormec.algorithms.base import Algorithm as Algorithm
     from fednormec.algorithms.base import Server as Server
     from fednormec.algorithms.named import METHODS as METHODS
@@ -70,12 +71,13 @@ _HOMES = {
     "problems.quadratic": ("Quadratic", "random_quadratic"),
     "engine": ("Round", "Trained", "simulate", "train"),
 }  # fmt: skip
+_MODULES = ("data", "models", "theory")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = ["__version__", "data", "models", *_HOME_OF]
+__all__ = ["__version__", *_MODULES, *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "models"):
+    if name in _MODULES:
         return import_module(f"fednormec.{name}")
     if name in _HOME_OF:
         return getattr(import_module(f"fednormec.{_HOME_OF[name]}"), name)

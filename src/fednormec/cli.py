@@ -36,6 +36,7 @@ Examples:
   fednormec run --set privacy.epsilon=1                     calibrated to another budget
   fednormec run --set privacy.noise_std=2                   your own noise; its true ε is reported
   fednormec run --not-private --set method.name=fed_avg     no noise, nothing protected
+  fednormec run --plan                                      settings by theory, measured against the guarantee
   fednormec run my.toml --json > result.json
 """
 PRIVACY_HELP = """The noise for an ε, or the ε of a noise, for each trust model and adjacency.
@@ -51,6 +52,23 @@ Examples:
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --runs 9       the price of tuning
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --plot eps.png
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --calibration paper
+"""
+THEORY_HELP = """What is guaranteed before training, and the settings that guarantee most.
+
+The plan (α, β, the steps, warm-up, rounds) makes the corrected bound on min E‖∇f‖ least, within run.rounds. Quadratic
+and logistic problems know their constants; for any other give them as [constants]. Without CONFIG: a built-in quadratic
+problem with a thousand clients and ε = 8.
+
+\b
+Examples:
+  fednormec theory
+  fednormec theory --set problem.clients=50                        too few clients: vacuous, and it says so
+  fednormec theory --not-private --set local.steps=5
+  fednormec theory --set privacy.epsilon=2 --plot bound.png
+  fednormec theory my.toml --write planned.toml                    the config with the plan's settings
+  fednormec theory --set constants.smoothness=2 --set constants.gap=3 --set constants.gradient_norm=1 \\
+      --set constants.client_norm=2 --set constants.clients=5000 --set constants.dim=100      no problem needed
+  fednormec run --plan                                             the same plan, carried out
 """
 AUDIT_HELP = """Attack a run's own privacy mechanism with canaries and compare with what it claims.
 
@@ -112,12 +130,16 @@ def run(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     not_private: NotPrivate = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Take the settings that `fednormec theory` recommends (see there).")
+    ] = False,
 ) -> None:
+    from fednormec.config import QUICKSTART, THEORY
     from fednormec.runner import describe, perform
     from fednormec.runs import to_json
 
-    name, asked = _read(config, overrides, not_private)
-    summary = perform(asked, name, None if out is None else Path(out), quiet)
+    name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
+    summary = perform(asked, name, None if out is None else Path(out), quiet, plan)
     print(to_json(summary) if as_json else describe(summary))
     if summary["status"] == "diverged":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
@@ -171,6 +193,39 @@ def privacy(
         print(text(question, answers))
         if plot is not None:
             print(f"ε against rounds is drawn in {plot}")
+
+
+@app.command(help=THEORY_HELP)
+def theory(
+    config: ConfigPath = None,
+    overrides: Overrides = None,
+    not_private: NotPrivate = False,
+    plot: Annotated[
+        str | None, typer.Option(help="Draw the bound against rounds and against ε into this .png, .pdf or .svg.")
+    ] = None,
+    write: Annotated[str | None, typer.Option(help="Write the config with the plan's settings into this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    from fednormec.config import THEORY
+    from fednormec.runs import to_json
+    from fednormec.theory.answer import answer, with_plan
+
+    _, asked = _read(config, overrides, not_private, THEORY)
+    found = answer(asked)
+    if write is not None:
+        _write_config(Path(write), with_plan(asked, found))
+    if plot is not None:
+        from fednormec.plots import bound_against_rounds_and_epsilon
+
+        bound_against_rounds_and_epsilon(found, Path(plot))
+    if as_json:
+        print(to_json(found.facts()))
+        return
+    print(found.text())
+    if write is not None:
+        print(f"the config with this plan is in {write}; run it with: fednormec run {write}")
+    if plot is not None:
+        print(f"the bound against rounds and against ε is drawn in {plot}")
 
 
 @app.command(help=AUDIT_HELP)
@@ -227,15 +282,30 @@ def models(as_json: AsJson = False) -> None:
     _print_rows(rows, as_json)
 
 
-def _read(path: str | None, overrides: list[str] | None, not_private: bool) -> tuple[str, "Config"]:
-    """The name and the sections of a config file, or of the quickstart."""
+def _read(
+    path: str | None, overrides: list[str] | None, not_private: bool, default: Path | None = None
+) -> tuple[str, "Config"]:
+    """The name and the sections of a config file, or of the built-in one (the quickstart)."""
     from fednormec.config import QUICKSTART, read
 
-    source = QUICKSTART if path is None else Path(path)
+    source = default or QUICKSTART if path is None else Path(path)
     sections = read(source, overrides or [])
     if not_private:
         sections.pop("privacy", None)
     return source.stem, sections
+
+
+def _write_config(path: Path, config: "Config") -> None:
+    """A new file: nothing is written over."""
+    from fednormec.config import dump
+
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(dump(config))
+    except FileExistsError:
+        raise UserError(f"{path} exists already: nothing was changed; choose another name.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def _settings(build: Callable[..., Any], skip: int) -> dict[str, Any]:

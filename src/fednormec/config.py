@@ -15,7 +15,8 @@ Section = dict[str, Any]
 Config = dict[str, Section]
 
 QUICKSTART = Path(__file__).with_name("quickstart.toml")
-SECTIONS = ("problem", "data", "model", "local", "method", "participation", "privacy", "run")
+THEORY = Path(__file__).with_name("theory.toml")
+SECTIONS = ("problem", "data", "model", "local", "method", "participation", "privacy", "constants", "run")
 DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
 
 

@@ -1,7 +1,7 @@
 """The in-process engine: one round after another, over tiles of clients, on a few threads."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,9 +168,10 @@ def evaluation_interval(rounds: int) -> int:
     return max(1, rounds // 20)
 
 
-def record(r: Round) -> dict[str, Any]:
-    """A round's figures, those that look at clients' data or at who took part under "not_private"."""
+def record(r: Round, measured: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A round's figures, those that look at clients' data or at who took part under "not_private", `measured` too."""
     public, private = r.metrics or Metrics({}, {})
+    private = private | dict(measured or {})
     counts = {"computed": r.computed, "sent": r.sent, "left_out": r.left_out}
     spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta, **r.plan.label}
     return {"round": r.number, **spent, **public, "not_private": {**private, **counts}}

@@ -49,6 +49,7 @@ from fednormec.problems.logistic import Logistic
 from fednormec.problems.neural import NeuralProblem
 from fednormec.problems.quadratic import Quadratic, random_quadratic
 from fednormec.randomness import generator
+from fednormec.theory.setting import GivenConstants
 
 Parts = list[np.ndarray]
 Table = Mapping[str, Callable[..., Any]]
@@ -68,8 +69,31 @@ class Experiment(NamedTuple):
     unused: tuple[str, ...]
 
 
+class Rules(NamedTuple):
+    """What a config says without its problem: the method, who takes part, what is kept private, for how long."""
+
+    algorithm: Algorithm
+    participation: Participation
+    privacy: Privacy | None
+    run: RunSettings
+    config: Config
+
+
 def assemble(config: Config) -> Experiment:
     """Checks the whole config and builds what it describes; nothing is written."""
+    algorithm, participation, privacy, run, resolved = rules(config)
+    problem = _problem(config, resolved, run)
+    for name, size in {"clients": problem.num_clients, "dim": problem.dim}.items():
+        given = resolved.get("constants", {}).get(name)
+        if given not in (None, size):
+            raise UserError(f"constants.{name} = {given}, but the problem has {size}: leave it out.")
+    in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
+    unused = tuple(name for name in config if name not in resolved)
+    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused)
+
+
+def rules(config: Config) -> Rules:
+    """Checks everything but the problem, for questions that can be answered without one."""
     resolved: Config = {}
     resolved["run"] = check("[run]", config.get("run", {}), RunSettings)
     run = RunSettings(**resolved["run"])
@@ -80,10 +104,10 @@ def assemble(config: Config) -> Experiment:
     if "privacy" in config:
         resolved["privacy"] = check("[privacy]", config["privacy"], Privacy)
         privacy = Privacy(**resolved["privacy"])
-    problem = _problem(config, resolved, run)
-    in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
-    unused = tuple(name for name in config if name not in resolved)
-    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused)
+    if "constants" in config:
+        resolved["constants"] = check("[constants]", config["constants"], GivenConstants)
+        GivenConstants(**resolved["constants"])
+    return Rules(algorithm, participation, privacy, run, resolved)
 
 
 def start(experiment: Experiment, before_release: Callable[[int, Plan], None]) -> Iterator[Round]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,19 +10,22 @@ from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.table import Row
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fednormec.theory.answer import Answer
+    from fednormec.theory.corrected import Promise
+
 COLOURS = {"central": "#0072B2", "secagg": "#D55E00", "local": "#009E73"}
 LINES = {"zero_out": "-", "replace_one": "--"}
+TERMS = {
+    "initial": "#0072B2", "memory": "#E69F00", "noise": "#D55E00", "server_step": "#009E73", "drift": "#CC79A7",
+}  # fmt: skip
 
 
 def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private: bool = True) -> None:
     """ε after each number of rounds up to the planned one, a curve per row."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UserError(f"a figure is written as .png, .pdf or .svg, not as '{path.name}'.")
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(path, (7, 4.5))
     axes = figure.add_subplot()
     at = np.unique(np.linspace(1, rounds, min(rounds, 60)).astype(int))
     for row in rows:
@@ -36,6 +40,106 @@ def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private
         axes.set_title(NOT_PRIVATE, color="#B00020", fontweight="bold")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, edgecolor="none")
+    _save(figure, path)
+
+
+def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> None:
+    """The least bound for each number of rounds, with its terms, and for each ε."""
+    from fednormec.theory.planner import plan_exactly
+
+    figure = _figure(path, (11, 4.8))
+    left, right = figure.subplots(1, 2, sharey=True)
+    q = found.question
+    at = np.unique(np.geomspace(min(8, q.rounds), q.rounds, 14).round().astype(int))
+    best = [plan_exactly(q.constants, q.local, q.noise_at(int(n)), int(n)) for n in at]
+    left.plot(at, [promise.found.bound for promise in best], color="black", linewidth=2, label="the least bound")
+    for name, colour in TERMS.items():
+        values = np.array([promise.found.terms[name] for promise in best])
+        if values.max() > 0:
+            left.plot(at, np.where(values > 0, values, np.nan), color=colour, linewidth=1, label=f"its term {name}")
+    chosen = found.planned.found.bound
+    left.plot([found.planned.settings.rounds], [chosen], "o", color="black", label=f"the plan: {chosen:.3g}")
+    left.set(xlabel="rounds", ylabel="min E‖∇f(x)‖ at most", title="against rounds")
+    _trade_off(right, found)
+    for axes in (left, right):
+        at_start = q.constants.gradient_norm
+        axes.axhline(at_start, color="#B00020", linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
+        axes.set(xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, edgecolor="none")
+    low = min([found.planned.found.bound, *(promise.found.bound for promise in best)])
+    left.set_ylim(bottom=low / 20)
+    _save(figure, path)
+
+
+def measured_against_guaranteed(promise: "Promise", records: Sequence[dict[str, Any]], path: Path) -> None:
+    """The memories' error, the server's tracking error and the gradient of a run, each under its guarantee.
+
+    `records` are the run's lines that were evaluated, with the figures of `theory.watch` under "not_private".
+    """
+    course, s = promise.course, promise.settings
+    figure = _figure(path, (13, 4.2))
+    rounds = [record["round"] for record in records]
+    waiting = np.full(s.warmup_rounds, np.nan)  # nothing is promised of the gradient while the model stands still
+    guaranteed = {
+        "memory_error": ("memories: max ‖P_i(x) − v_i‖", course.memory_error),
+        "tracking_error": ("server: ‖v − mean v_i‖", course.tracking_error),
+        "gradient_norm": ("gradient: min ‖∇f(x)‖ so far", np.concatenate([waiting, course.gradient_norm])),
+    }
+    for axes, (name, (title, curve)) in zip(figure.subplots(1, 3), guaranteed.items(), strict=True):
+        values = np.array([record["not_private"][name] for record in records])
+        if name == "gradient_norm":
+            values = np.minimum.accumulate(np.minimum(values, promise.constants.gradient_norm))
+            axes.set_ylim(top=10 * promise.constants.gradient_norm)
+            if promise.found.holds:
+                axes.axhline(
+                    promise.found.bound, color=COLOURS["secagg"], linestyle=":", label="guaranteed, closed form"
+                )
+        axes.plot(rounds, values, "o-", color=COLOURS["central"], markersize=3, linewidth=1, label="measured")
+        label = "guaranteed" if name == "memory_error" else "guaranteed in expectation"
+        finite = np.where(np.isfinite(curve), curve, np.nan)
+        axes.plot(np.arange(len(curve)), finite, color=COLOURS["secagg"], label=label)
+        if s.warmup_rounds:
+            axes.axvspan(0, s.warmup_rounds, color="#999999", alpha=0.15, linewidth=0, label="warm-up")
+        axes.set(xlabel="round", title=title, yscale="log", xlim=(0, s.rounds))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, edgecolor="none")
+    figure.suptitle("Measured against guaranteed. It looks at the clients' data: not private.", fontsize=10)
+    _save(figure, path)
+
+
+def _trade_off(axes: Any, found: "Answer") -> None:
+    from fednormec.theory.answer import with_epsilon
+    from fednormec.theory.planner import plan_exactly
+
+    q = found.question
+    rounds = np.unique(np.geomspace(max(1, q.rounds / 64), q.rounds, 7).round().astype(int))
+
+    def least(noise_at: Any) -> float:
+        return min(plan_exactly(q.constants, q.local, noise_at(int(n)), int(n)).found.bound for n in rounds)
+
+    budgets = np.geomspace(0.5, 64, 8)
+    bounds = [least(q.noise_with(with_epsilon(q, float(epsilon)))) for epsilon in budgets]
+    asked = with_epsilon(q, 1.0)
+    axes.plot(budgets, bounds, "o-", color=COLOURS[asked.trust], markersize=4, label=f"the least bound, {asked.trust}")
+    axes.axhline(least(q.noise_with(None)), color="black", linewidth=1, label="without privacy")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel=f"ε at δ = {asked.delta:g}", title=f"against ε, at most {q.rounds:,} rounds")
+
+
+def _figure(path: Path, size: tuple[float, float]) -> "Figure":
+    """An empty figure that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UserError(f"a figure is written as .png, .pdf or .svg, not as '{path.name}'.")
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: "Figure", path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

@@ -1,7 +1,8 @@
 """A run from config to folder: assemble, train with progress, save, and say how it ended."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,22 +11,36 @@ from fednormec.engine import Round, planned, record
 from fednormec.errors import Diverged, UserError
 from fednormec.experiment import Experiment, assemble, start
 from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
-from fednormec.privacy.statement import Statement, state, up
+from fednormec.privacy.statement import Statement, also_not_covered, state, up
 from fednormec.progress import counted, shown, sparkline
 from fednormec.randomness import generator
 from fednormec.runs import RunFolder, default_path
 
 if TYPE_CHECKING:
     from fednormec.privacy.audit import Audit
+    from fednormec.theory.answer import Answer
 
 
-def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[str, Any]:
+PLANNED_FROM_DATA = (
+    "the plan: its settings follow from constants that were computed from the clients' data; give public bounds as "
+    "[constants] instead"
+)
+
+
+def perform(config: Config, name: str, out: Path | None, quiet: bool, plan: bool = False) -> dict[str, Any]:
     """Trains what the config describes and returns the summary that also lies in the folder.
 
-    The folder is made after everything was checked, so that a mistake leaves nothing behind. A run whose model
-    diverges is kept, with the last finite model.
+    With `plan` the settings are those that the theory recommends. The folder is made after everything was checked, so
+    that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model.
     """
+    advised = None
+    if plan:
+        from fednormec.theory.answer import answer, with_plan
+
+        advised = answer(config)
+        config = with_plan(config, advised)
     experiment = assemble(config)
+    watch = _watch(experiment)
     paid: list[Plan] = []
 
     def pay(number: int, plan: Plan) -> None:
@@ -38,25 +53,73 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool) -> dict[st
     looks_at_clients: set[str] = set()
     left_out = 0
     curve: list[float] = []
+    records: list[dict[str, Any]] = []
     with RunFolder(out or default_path(name), experiment.config) as folder:
         _mention(() if quiet else experiment.unused)
         try:
             with shown(experiment.run.rounds, quiet) as show:
                 for r in rounds:
                     x, done, left_out = r.x, r.number, left_out + r.left_out
-                    folder.add(record(r))
+                    line = record(r, None if watch is None or r.metrics is None else watch(r))
+                    folder.add(line)
                     show(r.number, r.metrics, None if r.plan is None else _spent(r))
                     if r.metrics is not None:
                         latest = {**r.metrics.public, **r.metrics.not_private}
                         looks_at_clients = set(r.metrics.not_private)
+                        records.append(line)
                         curve.append(latest.get("test_accuracy", latest["train_loss"]))
         except Diverged as end:
             ended = str(end)
         statement = state(paid[-1], len(paid)) if paid else None
+        if statement is not None and advised is not None and advised.question.from_data:
+            statement = also_not_covered(statement, PLANNED_FROM_DATA, settings_planned_from_data=True)
         summary = _summary(experiment, done, latest, folder.path, ended, statement)
+        if watch is not None and ended is None:
+            summary["guarantee"] = _guarantee(experiment, advised, records, folder)
         summary |= {"not_private": [*sorted(looks_at_clients), "left_out"], "left_out": left_out}
         folder.finish(experiment.problem.named(x), summary, statement)
     return summary | {"curve": sparkline(curve), "statement": None if statement is None else statement.text}
+
+
+def _watch(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
+    """What measures the theory's invariants after a round, where the problem's constants are known."""
+    from fednormec.theory.setting import knows_constants
+    from fednormec.theory.watch import can_measure, measure
+
+    known = knows_constants(experiment.problem) or "constants" in experiment.config
+    if not (known and can_measure(experiment.algorithm)):
+        return None
+    return lambda r: measure(experiment.problem, experiment.algorithm, r, experiment.run.seed)._asdict()
+
+
+def _guarantee(
+    experiment: Experiment, advised: "Answer | None", records: list[dict[str, Any]], folder: RunFolder
+) -> dict[str, Any]:
+    """Compares what was measured with what is guaranteed: a file, a picture, and the gist for the summary."""
+    from fednormec.plots import measured_against_guaranteed
+    from fednormec.theory.question import promise_of
+
+    try:
+        promise, from_data = (
+            promise_of(experiment) if advised is None else (advised.planned, advised.question.from_data)
+        )
+    except UserError as error:
+        return {"covered": False, "why_not": str(error)}
+    norms = [promise.constants.gradient_norm, *(line["not_private"]["gradient_norm"] for line in records)]
+    facts = promise.facts()
+    gist = {
+        "covered": True,
+        "bound": facts["bound"],
+        "vacuous": facts["vacuous"],
+        "round_by_round": facts["round_by_round"]["bound"],
+        "measured": min(norms),
+        "planned": advised is not None,
+        "not_private": True,
+    }
+    whole = {"constants": asdict(promise.constants), "constants_from_data": from_data}
+    folder.note("guarantee", gist | whole | facts | {"settings": asdict(promise.settings) | facts["settings"]})
+    measured_against_guaranteed(promise, records, folder.path / "guarantee.png")
+    return gist
 
 
 def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -> "Audit":
@@ -106,12 +169,23 @@ def describe(summary: dict[str, Any]) -> str:
         lines.append(f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)")
     if "gradient_norm" in metrics:
         lines.append(f"gradient norm  {metrics['gradient_norm']:.3e}")
+    guarantee = summary.get("guarantee", {})
+    if guarantee.get("covered"):
+        lines.append(f"guaranteed     {_guaranteed(guarantee)}")
     if summary["left_out"]:
         lines.append(f"left out       {summary['left_out']} updates that were not finite")
     if summary["status"] == "budget_spent":
         lines.append(f"stopped        {summary['message']}")
     lines += [f"privacy        {summary['statement'] or summary['privacy']}", f"run folder     {summary['out']}"]
     return "\n".join(lines)
+
+
+def _guaranteed(guarantee: dict[str, Any]) -> str:
+    empty = ": vacuous" if guarantee["vacuous"] else ""
+    return (
+        f"min E‖∇f‖ ≤ {guarantee['bound']:.4g}{empty}, round by round {guarantee['round_by_round']:.4g}; "
+        f"measured {guarantee['measured']:.4g}  (not private)"
+    )
 
 
 def _summary(

@@ -1,6 +1,7 @@
 """The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
 model (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and
-what may be said about it (privacy.txt, privacy.json). A folder is made once and never written over."""
+what may be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed
+(guarantee.json, guarantee.png). A folder is made once and never written over."""
 
 import json
 import math
@@ -55,6 +56,10 @@ class RunFolder:
         """One round's record, readable at once."""
         self._metrics.write(to_json(record) + "\n")
         self._metrics.flush()
+
+    def note(self, name: str, content: Mapping[str, Any]) -> None:
+        """One more file, name.json."""
+        _write_json(self.path / f"{name}.json", content)
 
     def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
         """The model and the summary: a folder that has both holds a run that came to its end."""

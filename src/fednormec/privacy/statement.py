@@ -76,6 +76,12 @@ def state(plan: Plan, rounds: int) -> Statement:
     return Statement(epsilon, plan.delta, text, facts)
 
 
+def also_not_covered(statement: Statement, text: str, **facts: Any) -> Statement:
+    """The same statement with one more thing that it leaves open."""
+    longer = f"{statement.text}\n{_entry('not covered', text)}"
+    return Statement(statement.epsilon, statement.delta, longer, statement.facts | facts)
+
+
 def up(value: float, digits: int = 3) -> str:
     """A bound in so many significant digits, rounded up: what is printed still holds.
 

@@ -1,1 +1,12 @@
-"""Guarantees: what the paper prints, what holds, and which settings make it small."""
+"""Guarantees: what the paper prints (printed), what holds (corrected), and which settings make it small (planner)."""
+
+from fednormec.theory.corrected import Course, Promise, follow, guarantee, promise
+from fednormec.theory.guarantee import Condition, Guarantee
+from fednormec.theory.planner import plan
+from fednormec.theory.setting import Constants, Noise, Settings, constants_of, round_noise
+from fednormec.theory.watch import Measured, measure
+
+__all__ = [
+    "Condition", "Constants", "Course", "Guarantee", "Measured", "Noise", "Promise", "Settings", "constants_of",
+    "follow", "guarantee", "measure", "plan", "promise", "round_noise",
+]  # fmt: skip

@@ -1,0 +1,243 @@
+"""What `fednormec theory` answers: a plan for a config, its guarantee term by term, and that of its own settings."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from fednormec.config import Config
+from fednormec.errors import UserError
+from fednormec.privacy.mechanism import Privacy
+from fednormec.theory.corrected import Promise
+from fednormec.theory.guarantee import Guarantee
+from fednormec.theory.planner import plan, plan_exactly
+from fednormec.theory.printed import theorem_local_gd, theorem_local_ig
+from fednormec.theory.question import Question, ask, own_promise
+from fednormec.theory.setting import round_noise
+
+PLANNED = ("alpha", "beta", "server_step", "local_step", "warmup_rounds", "rounds")
+LOCAL_NAMES = {"one_step": "one local step", "gd": "several local steps", "ig": "incremental local steps"}
+CONSTANTS = {
+    "smoothness": "L, of every component",
+    "gap": "f(x⁰) − f^inf",
+    "gradient_norm": "‖∇f(x⁰)‖",
+    "client_norm": "max ‖∇f_i(x⁰)‖",
+    "heterogeneity": "f^inf − mean f_i^inf",
+    "component_norm": "max over clients of the mean ‖∇f_ij(x⁰)‖",
+    "component_heterogeneity": "f^inf − mean f_ij^inf",
+}
+NOT_PRIVATE = "computed from the clients' data: not private, and no ε covers what follows from them"
+
+
+class Answer(NamedTuple):
+    """The plan with its guarantee; the config's own guarantee, or why no theorem covers it."""
+
+    question: Question
+    planned: Promise
+    own: Promise | None
+    why_not: str | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The plan by name."""
+        return {name: getattr(self.planned.settings, name) for name in PLANNED} | {"server_normalization": True}
+
+    @property
+    def printed(self) -> Guarantee:
+        """The paper's own theorem at the plan's settings, for comparison."""
+        return as_printed(self.question, self.planned)
+
+    def facts(self) -> dict[str, Any]:
+        """Every number by name."""
+        q = self.question
+        own = {"covered": self.own is not None, "why_not": self.why_not}
+        return {
+            "constants": {name: value for name, value in asdict(q.constants).items() if value is not None},
+            "constants_from_data": q.from_data,
+            "local": q.local,
+            "participation": q.rules.participation.name,
+            "privacy": None if q.rules.privacy is None else asdict(q.rules.privacy),
+            "round_budget": q.rounds,
+            "plan": self.settings | _noise_std(q, self.planned.settings.rounds),
+            **self.planned.facts(),
+            "as_printed": self.printed.facts(),
+            "this_config": own if self.own is None else own | self.own.facts(),
+        }
+
+    def text(self) -> str:
+        """All of it for a person."""
+        return "\n".join(_text(self))
+
+
+def answer(config: Config) -> Answer:
+    """The plan for a config, and what its own settings guarantee."""
+    question = ask(config)
+    planned = plan(question.constants, question.local, question.noise_at, question.rounds)
+    try:
+        return Answer(question, planned, own_promise(question), None)
+    except UserError as error:
+        return Answer(question, planned, None, str(error))
+
+
+def with_plan(config: Config, found: Answer) -> Config:
+    """The config with the plan's settings in place of its own."""
+    s = found.planned.settings
+    method = {
+        "alpha": s.alpha, "beta": s.beta, "server_step": s.server_step, "server_normalization": True,
+        "warmup_rounds": s.warmup_rounds, "initial_memory": "zero",
+    }  # fmt: skip
+    planned = {name: dict(section) for name, section in config.items()}
+    planned["method"] = planned.get("method", {}) | method
+    planned["run"] = planned.get("run", {}) | {"rounds": s.rounds}
+    if "local" in found.question.rules.config:
+        planned["local"] = planned.get("local", {}) | {"step": s.local_step}
+    return planned
+
+
+def as_printed(question: Question, promise: Promise) -> Guarantee:
+    """Theorem 1 or 2 at given settings, where R is what the warm-up leaves and sigma_DP^2 is E||z||^2.
+
+    Noise of the sum enters as that of messages which add up to as much.
+    """
+    c, s = promise.constants, promise.settings
+    numbers: dict[str, Any] = dict(
+        smoothness=c.smoothness, gap=c.gap, memory_error=promise.found.settings["memory_error"], clients=c.clients,
+        p=question.rate, noise_std=math.sqrt(promise.noise.privacy * question.rate * c.clients), alpha=s.alpha,
+        beta=s.beta, local_step=s.local_step, server_step=s.server_step, last_round=s.steps - 1,
+    )  # fmt: skip
+    heterogeneity = c.heterogeneity or 0.0
+    if s.local == "ig":
+        spread = c.component_heterogeneity or 0.0
+        found = theorem_local_ig(heterogeneity=heterogeneity, component_heterogeneity=spread, **numbers)
+    else:
+        found = theorem_local_gd(heterogeneity=heterogeneity, steps=1 if s.local == "one_step" else 2, **numbers)
+    if c.heterogeneity is None:  # nobody computed it, so nobody can judge what it is asked for
+        found = found._replace(conditions=tuple(x for x in found.conditions if "heterogeneity" not in x.name))
+    return found
+
+
+def with_epsilon(question: Question, epsilon: float) -> Privacy:
+    """The config's privacy with another budget; central and δ = 1e-5 where it has none."""
+    asked = question.rules.privacy or Privacy(epsilon=epsilon)
+    return replace(asked, epsilon=epsilon, noise_std=None, calibration="exact", noise_scale="per_coordinate")
+
+
+def _noise_std(q: Question, rounds: int) -> dict[str, float]:
+    agreed = q.agreed(q.rules.privacy, rounds)
+    return {} if agreed is None else {"noise_std": agreed.mechanism.noise_std, "epsilon": agreed.epsilon(rounds)}
+
+
+def _text(found: Answer) -> Iterator[str]:
+    q, s = found.question, found.planned.settings
+    c = q.constants
+    privacy = "no privacy" if q.rules.privacy is None else _privacy(q, s.rounds)
+    yield (
+        f"Fed-α-NormEC: {c.clients:,} clients, {c.dim:,} parameters, {LOCAL_NAMES[q.local]}, "
+        f"{q.rules.participation.name} participation, {privacy}"
+    )
+    yield f"constants      {NOT_PRIVATE if q.from_data else 'as given'}"
+    for name, meaning in CONSTANTS.items():
+        value = getattr(c, name)
+        if value is not None:
+            yield f"  {name:<24} {value:>10.4g}  {meaning}"
+    yield f"plan           of at most {q.rounds:,} rounds"
+    for name, value in found.settings.items():
+        if name not in ("server_normalization",) and (name != "local_step" or q.local != "one_step"):
+            yield f"  {name:<24} {_number(value):>10}"
+    yield from _verdict(found)
+    yield from _table(found)
+    yield from _own(found)
+
+
+def _privacy(q: Question, rounds: int) -> str:
+    agreed = q.agreed(q.rules.privacy, rounds)
+    assert agreed is not None
+    spent = f"ε = {agreed.epsilon(rounds):.4g} at δ = {agreed.delta:g} ({agreed.mechanism.trust})"
+    return " ".join([spent, *agreed.label.values()])
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _verdict(found: Answer) -> Iterator[str]:
+    planned, at_start = found.planned, found.question.constants.gradient_norm
+    bound = planned.found.bound
+    if not planned.vacuous:
+        yield f"guarantee      min E‖∇f(x)‖ ≤ {bound:.4g}, which is {bound / at_start:.1%} of ‖∇f(x⁰)‖ = {at_start:.4g}"
+        return
+    yield (
+        f"guarantee      VACUOUS: the least bound is {bound:.4g}, not below ‖∇f(x⁰)‖ = {at_start:.4g}: it promises "
+        "nothing that standing still would not."
+    )
+    course = planned.course
+    if course.bound < at_start:
+        yield f"               Followed round by round it is {course.bound:.4g}, which does say something."
+    for line in advice(found):
+        yield f"               {line}"
+
+
+def advice(found: Answer) -> Iterator[str]:
+    """What would make a vacuous bound say something, the rest staying as it is."""
+    q, rounds = found.question, found.planned.settings.rounds
+    worst = max(found.planned.found.terms, key=lambda name: found.planned.found.terms[name])
+    yield f"Its largest term is {worst}."
+    for factor in (2.0**k for k in range(1, 15)):
+        many = replace(q.constants, clients=int(q.constants.clients * factor))
+        noise = found.planned.noise
+        share = noise.privacy / (factor if q.rules.privacy and q.rules.privacy.trust != "central" else factor**2)
+        fewer = round_noise(many.clients, many.dim, q.rate)._replace(privacy=share)
+        if not plan_exactly(many, q.local, fewer, rounds).vacuous:
+            yield f"About {many.clients:,} such clients would be enough."
+            break
+    if q.rules.privacy is not None and q.rules.privacy.epsilon is not None:
+        for epsilon in (q.rules.privacy.epsilon * 2.0**k for k in range(1, 8)):
+            noise = q.noise_with(with_epsilon(q, epsilon))(rounds)
+            if not plan_exactly(q.constants, q.local, noise, rounds).vacuous:
+                yield f"About ε = {epsilon:g} would be enough."
+                break
+    longer = plan_exactly(q.constants, q.local, found.planned.noise, 16 * rounds)
+    if q.rules.privacy is None and not longer.vacuous:
+        yield f"{16 * rounds:,} rounds would be enough."
+
+
+def _table(found: Answer) -> Iterator[str]:
+    closed, course, printed = found.planned.found, found.planned.course, found.printed
+    meaning = _meanings(found.planned)
+    yield f"  {'term':<16}{'closed form':>12}{'round by round':>16}{'as printed':>12}"
+    columns = [closed.terms, course.terms, printed.terms]
+    names = [*closed.terms, *(name for name in printed.terms if name not in closed.terms)]
+    for name in names:
+        cells = [f"{column[name]:.4g}" if name in column else "" for column in columns]
+        yield f"  {name:<16}{cells[0]:>12}{cells[1]:>16}{cells[2]:>12}   {meaning.get(name, '')}".rstrip()
+    yield f"  {'sum':<16}{closed.bound:>12.4g}{course.bound:>16.4g}{printed.bound:>12.4g}"
+    if printed.broken:
+        yield f"  {printed.source}: its conditions do not hold here ({'; '.join(c.name for c in _broken(printed))})"
+
+
+def _broken(found: Guarantee) -> list[Any]:
+    return [c for c in found.conditions if not c.holds]
+
+
+def _meanings(promise: Promise) -> dict[str, str]:
+    s, R = promise.settings, promise.found.settings["memory_error"]
+    return {
+        "initial": f"c₀ (f(x⁰) − f^inf)/(η n), n = {s.steps:,} rounds that move the model",
+        "memory": f"2R, the memories' error, at most R = {R:.4g}",
+        "noise": f"2β√(ν {s.rounds:,}): sampling ν = {promise.noise.sampling:.3g}, privacy {promise.noise.privacy:.3g}",
+        "server_step": "ηL/2, the length of a step",
+        "drift": "local steps leave the gradient" if s.local != "one_step" else "none with one local step",
+    }
+
+
+def _own(found: Answer) -> Iterator[str]:
+    if found.own is None:
+        yield f"this config    has no guarantee as it stands: {found.why_not}"
+        return
+    own, at_start = found.own, found.question.constants.gradient_norm
+    if not own.found.holds:
+        yield f"this config    has no closed bound as it stands: {'; '.join(own.found.broken)}"
+    else:
+        yield f"this config    as it stands: bound {own.found.bound:.4g}{' (vacuous)' if own.vacuous else ''}"
+    followed = own.course.bound
+    yield f"               followed round by round: {followed:.4g}{'' if followed < at_start else ' (vacuous)'}"

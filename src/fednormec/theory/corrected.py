@@ -1,0 +1,242 @@
+"""The guarantees that hold: the corrected lemma and bounds. docs/theory.md derives them, docs/errata.md says why the
+printed ones had to change.
+
+Notation: R bounds the memories' error ||P_i(x^k) - v_i^k|| of every client, e^k = v^k - mean_i v_i^k is the server's
+tracking error, Lambda the Lipschitz constant of P_i, n = K + 1 the number of rounds that move the model.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fednormec.theory.guarantee import Condition, Guarantee, at_most
+from fednormec.theory.setting import Constants, Local, Noise, Settings, path_growth
+
+E = math.e
+
+
+def update_lipschitz(local: Local, smoothness: float) -> float:
+    """Lambda: L for one step; 2 L for several and for incremental gradients, where gamma <= 1/(2L)."""
+    return smoothness if local == "one_step" else 2 * smoothness
+
+
+def overshoot(alpha: float, beta: float) -> float:
+    """The largest |1 - beta/(alpha + r)| r among r < beta - alpha: (sqrt(beta) - sqrt(alpha))^2, 0 if beta <= alpha.
+
+    >>> round(overshoot(0.01, 1.0), 12)
+    0.81
+    """
+    return max(math.sqrt(beta) - math.sqrt(alpha), 0.0) ** 2
+
+
+def error_after(error: float, alpha: float, beta: float) -> float:
+    """The most that v_i <- v_i + beta Norm_alpha(P_i - v_i) leaves of an error of at most `error`.
+
+    >>> round(error_after(1.0, 0.01, 1.0), 12), round(error_after(1.0, 1.0, 0.5), 12)
+    (0.81, 0.75)
+    """
+    if error <= 0:
+        return 0.0
+    left = abs(1 - beta / (alpha + error)) * error
+    worst_at = math.sqrt(alpha * beta) - alpha
+    return max(left, overshoot(alpha, beta)) if 0 <= worst_at <= error else left
+
+
+def largest_server_step(memory_error: float, alpha: float, beta: float, lipschitz: float) -> float:
+    """Corrected Lemma 1: up to this eta an error of at most R stays at most R, if beta/(alpha + R) < 1. Else 0."""
+    R = memory_error
+    if not beta < alpha + R:
+        return 0.0
+    return max(0.0, min(beta * R / (alpha + R), R - overshoot(alpha, beta)) / lipschitz)
+
+
+def least_memory_error(start: float, alpha: float, beta: float, moved: float) -> float:
+    """The least R >= start that Corrected Lemma 1 keeps when P_i moves by at most `moved` (Lambda eta) in a round.
+
+    It needs moved < beta; inf otherwise: the memories cannot follow.
+    """
+    if not moved < beta:
+        return math.inf
+    kept = max(alpha * moved / (beta - moved), moved + overshoot(alpha, beta), beta - alpha)
+    return max(start, kept * (1 + 1e-12))
+
+
+def error_after_warmup(start: float, alpha: float, beta: float, rounds: int) -> float:
+    """The memories' error after so many rounds in which the model stood still."""
+    for _ in range(rounds):
+        left = error_after(start, alpha, beta)
+        if left == start:
+            break
+        start = left
+    return start
+
+
+def guarantee(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Guarantee:
+    """min_k E||grad f(x^k)|| over the rounds that move the model, in closed form.
+
+    c0 V/(eta n) + 2R + 2 beta sqrt(nu rounds) + eta L/2 + drift. One local step: c0 = 1, no drift. Several, or
+    incremental: c0 = e; with D the heterogeneity the drift is 4 L gamma sqrt(2 L D) where eta gamma n <= sqrt(D)/(4 L
+    sqrt(2L)), else 4 L gamma (L D/c + c/2) with c = 4 L^2 gamma eta n, which needs nothing.
+    R is the least error that the warm-up reaches and Corrected Lemma 1 keeps. `start_error` is max_i ||P_i(x^0) -
+    v_i^0|| where it is known better than from the constants.
+    """
+    c, s = constants, settings
+    moved = update_lipschitz(s.local, c.smoothness) * s.server_step
+    R = least_memory_error(_warmed_up(c, s, start_error), s.alpha, s.beta, moved)
+    c0, drift = drift_of(c, s)
+    terms = {
+        "initial": c0 * c.gap / (s.server_step * s.steps),
+        "memory": 2 * R,
+        "noise": 2 * s.beta * math.sqrt(noise.variance * s.rounds),
+        "server_step": s.server_step * c.smoothness / 2,
+        "drift": drift,
+    }
+    return Guarantee(_source(s.local), terms, _conditions(c, s, moved), {"memory_error": R, "initial_factor": c0})
+
+
+class Course(NamedTuple):
+    """The guarantee round by round: sharper than the closed form, and nothing is asked of the settings.
+
+    memory_error[k] bounds max_i ||P_i(x) - v_i|| and tracking_error[k] bounds E||v - mean v_i|| after k rounds,
+    k = 0..rounds. gradient_norm[j] bounds min E||grad f|| over the first j models that moved, j = 1..steps (entry 0 is
+    inf); the last entry is the sum of `terms`.
+    """
+
+    memory_error: np.ndarray
+    tracking_error: np.ndarray
+    gradient_norm: np.ndarray
+    terms: dict[str, float]
+
+    @property
+    def bound(self) -> float:
+        return sum(self.terms.values())
+
+
+def follow(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Course:
+    """The same argument without its simplifications, as a recursion over the rounds.
+
+    r <- error_after(r) + Lambda eta bounds the memories, with Lambda = L (e^u - 1)/u, u = gamma L; messages are no
+    longer than r/(alpha + r), which shrinks the variance of sampling; and V^{k+1} <= (1 + a) V^k - eta ||grad f(x^k)||
+    + eta b_k is summed with weights (1 + a)^{-k-1}.
+    """
+    c, s = constants, settings
+    moved = _path_lipschitz(c, s) * s.server_step
+    left, memory, variance = [], [_start(c, s, start_error)], [0.0]
+    for k in range(s.rounds):
+        r = memory[-1]
+        left.append(error_after(r, s.alpha, s.beta))
+        memory.append(left[-1] + (moved if k >= s.warmup_rounds else 0.0))
+        length = r / (s.alpha + r) if 0 < r < math.inf else float(r > 0)
+        variance.append(noise.sampling * length**2 + noise.privacy)
+    tracking = s.beta * np.sqrt(np.cumsum(variance))
+    drift, growth = _followed_drift(c, s)
+    weights = np.exp(-math.log1p(growth) * np.arange(1, s.steps + 1))
+    total = np.cumsum(weights)
+    moving = slice(s.warmup_rounds, s.rounds)
+    parts = {
+        "initial": c.gap / s.server_step / total,
+        "memory": np.cumsum(weights * 2 * np.array(left)[moving]) / total,
+        "noise": np.cumsum(weights * 2 * tracking[1:][moving]) / total,
+        "server_step": np.full(s.steps, s.server_step * c.smoothness / 2),
+        "drift": np.full(s.steps, drift),
+    }
+    gradient = np.concatenate([[math.inf], sum(parts.values(), np.zeros(s.steps))])
+    return Course(np.array(memory), tracking, gradient, {name: float(part[-1]) for name, part in parts.items()})
+
+
+class Promise(NamedTuple):
+    """What given settings guarantee: `found`, the closed form, and `course`, round by round."""
+
+    constants: Constants
+    settings: Settings
+    noise: Noise
+    start_error: float | None
+    found: Guarantee
+
+    @property
+    def course(self) -> Course:
+        """The guarantee round by round."""
+        return follow(self.constants, self.settings, self.noise, self.start_error)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether the closed form promises no more than standing still does."""
+        return not (self.found.holds and self.found.bound < self.constants.gradient_norm)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it by name."""
+        course = self.course
+        vacuous = not course.bound < self.constants.gradient_norm
+        return {
+            **self.found.facts(),
+            "vacuous": self.vacuous,
+            "round_by_round": {"bound": course.bound, "terms": course.terms, "vacuous": vacuous},
+            "noise": self.noise._asdict(),
+        }
+
+
+def promise(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Promise:
+    """The guarantees of given settings."""
+    return Promise(constants, settings, noise, start_error, guarantee(constants, settings, noise, start_error))
+
+
+def _start(c: Constants, s: Settings, start_error: float | None) -> float:
+    if s.memory == "local_updates":
+        return 0.0
+    return c.start_error(s.local, s.local_step) if start_error is None else start_error
+
+
+def _warmed_up(c: Constants, s: Settings, start_error: float | None) -> float:
+    return error_after_warmup(_start(c, s, start_error), s.alpha, s.beta, s.warmup_rounds)
+
+
+def drift_of(c: Constants, s: Settings) -> tuple[float, float]:
+    """c0 and the drift term of the closed form.
+
+    2 ||mean_i (P_i - grad f_i)|| <= A sqrt(2 L (V + D)) <= A (L (V + D)/c + c/2) for every c > 0, with A = 4 L gamma.
+    The part with V makes the gap grow by 1 + a in a round, a = A L eta/c, the rest is the drift. c = sqrt(2 L D) makes
+    that least; c0 = (1 + a)^n <= e if a n <= 1, which c = A L eta n always has.
+    """
+    if s.local == "one_step":
+        return 1.0, 0.0
+    L, D, gamma, eta, n = c.smoothness, c.spread(s.local), s.local_step, s.server_step, s.steps
+    A, best = 4 * L * gamma, math.sqrt(2 * L * D)
+    simple = D > 0 and eta * gamma * n <= math.sqrt(D) / (4 * L * math.sqrt(2 * L))
+    split = best if simple else A * L * eta * n
+    return E, A * (L * D / split + split / 2)
+
+
+def _path_lipschitz(c: Constants, s: Settings) -> float:
+    """Lambda without a condition on gamma: L times the mean distance of two paths over the distance of their starts."""
+    return c.smoothness * (1.0 if s.local == "one_step" else path_growth(c.smoothness * s.local_step))
+
+
+def _followed_drift(c: Constants, s: Settings) -> tuple[float, float]:
+    """The drift and a, as in `drift_of`, with the exact length of a path: its points are on average no further from x
+    than (e^u - 1 - u)/u^2 gamma ||grad f_i(x)||, incremental (e^u - 1)/u gamma mean_j ||grad f_{i,j}(x)||."""
+    if s.local == "one_step":
+        return 0.0, 0.0
+    L, D, n, u = c.smoothness, c.spread(s.local), s.steps, c.smoothness * s.local_step
+    growth = path_growth(u)
+    A = 2 * (growth - 1 if s.local == "gd" else u * growth)
+    split = max(math.sqrt(2 * L * D), A * L * s.server_step * n)
+    if math.isinf(A):
+        return math.inf, 0.0
+    return A * (L * D / split + split / 2), A * L * s.server_step / split
+
+
+def _conditions(c: Constants, s: Settings, moved: float) -> tuple[Condition, ...]:
+    follows = Condition(
+        "server_step", f"Lambda eta < beta: {moved:.4g} against {s.beta:.4g}, so that memories can follow",
+        moved < s.beta,
+    )  # fmt: skip
+    if s.local == "one_step":
+        return (follows,)
+    limit = 1 / (2 * c.smoothness)
+    return (follows, at_most("local_step", "gamma <= 1/(2L)", s.local_step, limit * (1 + 1e-12)))
+
+
+def _source(local: Local) -> str:
+    what = {"one_step": "one local step", "gd": "local gradient steps", "ig": "incremental local steps"}[local]
+    return f"corrected bound, {what}"

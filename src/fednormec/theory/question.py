@@ -1,0 +1,199 @@
+"""From a config to what a guarantee needs: the problem's constants, the method's settings, the noise of each round."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednormec.config import Config
+from fednormec.engine import planned
+from fednormec.errors import UserError
+from fednormec.experiment import Experiment, Rules, assemble, rules
+from fednormec.local import Moment
+from fednormec.privacy.mechanism import Plan, Privacy, plan
+from fednormec.problems.base import Problem
+from fednormec.randomness import generator
+from fednormec.theory.corrected import Promise, promise
+from fednormec.theory.planner import NoiseAt
+from fednormec.theory.setting import (
+    Constants,
+    GivenConstants,
+    Local,
+    Noise,
+    Settings,
+    constants_of,
+    covered_rate,
+    knows_constants,
+    round_noise,
+)
+
+COVERED = ("fed_normec", "alpha_normec")
+PUBLIC = ("clients", "dim")
+REQUIRED = ("smoothness", "gap", "gradient_norm", "client_norm", *PUBLIC)
+FOR_LOCAL: dict[Local, tuple[str, ...]] = {
+    "one_step": (),
+    "gd": ("heterogeneity",),
+    "ig": ("component_norm", "component_heterogeneity"),
+}
+
+
+class Question(NamedTuple):
+    """What a config asks of the theory. `from_data`: the constants look at the clients' data and are not private."""
+
+    rules: Rules
+    constants: Constants
+    from_data: bool
+    local: Local
+    rate: float
+    rounds: int
+    start_error: float | None
+    agreed: Callable[[Privacy | None, int], Plan | None]
+
+    @property
+    def noise_at(self) -> NoiseAt:
+        """The noise of a round when so many are planned, with the config's own privacy."""
+        return self.noise_with(self.rules.privacy)
+
+    def noise_with(self, privacy: Privacy | None) -> NoiseAt:
+        def noise_at(rounds: int) -> Noise:
+            agreed = self.agreed(privacy, rounds)
+            mechanism = None if agreed is None else agreed.mechanism
+            return round_noise(self.constants.clients, self.constants.dim, self.rate, mechanism)
+
+        return cache(noise_at)
+
+
+def ask(config: Config) -> Question:
+    """The question of a config. Its problem is built only where a constant has to be computed from it."""
+    said = rules(config)
+    given = GivenConstants(**said.config.get("constants", {})).known
+    local = local_of(said.config, None)
+    if all(name in given for name in (*REQUIRED, *FOR_LOCAL[local])):
+        return _question(said, Constants(**given), False, local, None, None)
+    return ask_about(assemble(config))
+
+
+def ask_about(experiment: Experiment) -> Question:
+    """The question of an experiment whose problem has been built."""
+    e = experiment
+    said = Rules(e.algorithm, e.participation, e.privacy, e.run, e.config)
+    given = GivenConstants(**e.config.get("constants", {})).known
+    local = local_of(e.config, e.problem.client_sizes)
+    _rate(said, e.problem.num_clients)
+    x0 = e.problem.init(generator(e.run.seed, "init"))
+    constants, from_data = _constants(e.problem, x0, local, given)
+    start = _start_error(e, x0) if from_data else None
+    return _question(said, constants, from_data, local, start, e.problem)
+
+
+def promise_of(experiment: Experiment) -> tuple[Promise, bool]:
+    """What an experiment's settings guarantee, and whether its constants look at data; a UserError says why no theorem
+    covers it, before anything is computed."""
+    settings_of(experiment.config, local_of(experiment.config, experiment.problem.client_sizes), experiment.run.rounds)
+    question = ask_about(experiment)
+    return own_promise(question), question.from_data
+
+
+def own_promise(question: Question) -> Promise:
+    """What the config's own settings guarantee; a UserError says why no theorem covers them."""
+    settings = settings_of(question.rules.config, question.local, question.rounds)
+    start = None if settings.memory == "local_updates" else question.start_error
+    return promise(question.constants, settings, question.noise_at(settings.rounds), start)
+
+
+def settings_of(config: Config, local: Local, rounds: int) -> Settings:
+    """The settings of a config with every default spelled out, if the theorems speak of them."""
+    method = config["method"]
+    if not method["server_normalization"]:
+        raise UserError("no theorem covers server_normalization = false: the step's length must be known.")
+    return Settings(
+        local, config["local"]["step"] if "local" in config else 1.0, method["alpha"], method["beta"],
+        method["server_step"], rounds, method["warmup_rounds"], method["initial_memory"],
+    )  # fmt: skip
+
+
+def local_of(config: Config, sizes: np.ndarray | None) -> Local:
+    """Which of the theorems' local operators a config has; a UserError where it is none."""
+    method = config["method"]
+    if method["name"] not in COVERED:
+        raise UserError(f"the theorems are about Fed-α-NormEC; they do not cover the method {method['name']}.")
+    if "local" not in config:
+        if method["batch_size"] is not None:
+            raise UserError("no theorem covers mini-batch gradients: leave method.batch_size out.")
+        return "one_step"
+    local = config["local"]
+    if local["name"] == "gd":
+        return "one_step" if local["steps"] == 1 else "gd"
+    if local["name"] == "sgd":
+        raise UserError("no theorem covers random mini-batches (sgd): take local.name = 'gd' or 'ig'.")
+    if local["order"] != "cyclic" or local["epochs"] != 1:
+        raise UserError("the theorem of local ig covers one pass in cyclic order: leave local.order and epochs out.")
+    b = local["batch_size"]
+    if sizes is not None and any(size > b and size % b for size in sizes):
+        raise UserError(f"local.batch_size = {b} does not divide every client's number of examples, and with unequal "
+                        "batches no theorem covers local ig; 1 always does.")  # fmt: skip
+    return "ig"
+
+
+def _question(
+    said: Rules, constants: Constants, from_data: bool, local: Local, start_error: float | None, problem: Problem | None
+) -> Question:
+    @cache
+    def agreed(privacy: Privacy | None, rounds: int) -> Plan | None:
+        if privacy is None:
+            return None
+        if problem is not None:
+            return planned(problem, said.algorithm, said.participation, privacy, rounds)
+        radius = said.algorithm.bound.radius
+        return plan(privacy, constants.clients, said.participation, radius, constants.dim, rounds)
+
+    first = agreed(said.privacy, said.run.rounds)
+    rounds = said.run.rounds if first is None else first.rounds
+    rate = _rate(said, constants.clients)
+    return Question(said, constants, from_data, local, rate, rounds, start_error, agreed)
+
+
+def _rate(said: Rules, clients: int) -> float:
+    return covered_rate(said.participation, clients, 1 if said.privacy is None else said.privacy.min_cohort)
+
+
+def _constants(problem: Problem, x0: Tensor, local: Local, given: dict[str, Any]) -> tuple[Constants, bool]:
+    """The given constants, and the problem's own for the rest; whether any of those looks at clients' data."""
+    needed = [*REQUIRED, *FOR_LOCAL[local]]
+    missing = [name for name in needed if name not in given and name not in PUBLIC]
+    if knows_constants(problem):
+        computed = constants_of(problem, x0, local) if missing else None
+    else:
+        computed = None
+        unknown = [name for name in missing if name not in ("gradient_norm", "client_norm")]
+        if unknown:
+            raise UserError(
+                f"this problem does not know its own constants: give {', '.join(unknown)} in [constants], or with "
+                f"--set constants.{unknown[0]}=...; quadratic and logistic problems know theirs."
+            )
+    if computed is not None:
+        return replace(computed, **given), True
+    sizes = {"clients": problem.num_clients, "dim": problem.dim}
+    return Constants(**{**sizes, **(_norms(problem, x0) if missing else {}), **given}), bool(missing)
+
+
+def _norms(problem: Problem, x0: Tensor) -> dict[str, float]:
+    """||grad f(x0)|| and max_i ||grad f_i(x0)||, tile by tile."""
+    total, largest = torch.zeros(problem.dim, dtype=torch.float64), 0.0
+    for start in range(0, problem.num_clients, problem.tile):
+        rows = problem.grad(x0, np.arange(start, min(start + problem.tile, problem.num_clients))).double().cpu()
+        total += rows.sum(0)
+        largest = max(largest, rows.norm(dim=1).max().item())
+    return {"gradient_norm": (total / problem.num_clients).norm().item(), "client_norm": largest}
+
+
+def _start_error(e: Experiment, x0: Tensor) -> float:
+    """max_i ||P_i(x^0)||, exactly."""
+    m, tile = e.problem.num_clients, e.problem.tile
+    tiles = [np.arange(start, min(start + tile, m)) for start in range(0, m, tile)]
+    updates = [e.algorithm.local.run(e.problem, x0, ids, Moment(e.run.seed, 1), None) for ids in tiles]
+    return float(max(rows.double().norm(dim=1).max().item() for rows in updates))

@@ -1,0 +1,269 @@
+"""What a guarantee is computed from: a problem's constants, a method's settings, the noise of a round."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednormec.algorithms.base import Algorithm
+from fednormec.algorithms.named import fed_normec
+from fednormec.errors import UserError, at_least_one, non_negative, one_of, positive
+from fednormec.local import gd, ig
+from fednormec.participation import Participation
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.problems.base import Interval, Problem
+from fednormec.problems.logistic import Logistic
+from fednormec.problems.quadratic import Quadratic
+
+Local = Literal["one_step", "gd", "ig"]
+LOCALS: tuple[Local, ...] = ("one_step", "gd", "ig")
+
+
+def path_growth(u: float) -> float:
+    """(e^u - 1)/u with u = gamma L: each of T local steps of length gamma/T multiplies the distance of two paths, and a
+    gradient's norm, by at most 1 + u/T, and the mean of (1 + u/T)^j over j = 0..T-1 is no more than this.
+
+    >>> path_growth(0.0), round(path_growth(0.5), 4)
+    (1.0, 1.2974)
+    """
+    if u > 700:
+        return math.inf
+    return math.expm1(u) / u if u > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is known about f_1, ..., f_M near the start x^0. Upper bounds will do for every number.
+
+    smoothness: L, of every component f_{i,j} (with full local gradients: of every f_i).
+    gap: f(x^0) - f^inf.
+    gradient_norm: ||grad f(x^0)||, what a guarantee must be below to say anything. Here too large is not safe.
+    client_norm: max_i ||grad f_i(x^0)||.
+    heterogeneity: f^inf - mean_i f_i^inf; matters with several local steps.
+    component_norm: max_i mean_j ||grad f_{i,j}(x^0)||, and
+    component_heterogeneity: f^inf - mean_i mean_j f_{i,j}^inf; both matter with incremental gradients only.
+    """
+
+    smoothness: float
+    gap: float
+    gradient_norm: float
+    client_norm: float
+    clients: int
+    dim: int
+    heterogeneity: float | None = None
+    component_norm: float | None = None
+    component_heterogeneity: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_constants(self)
+
+    def start_error(self, local: Local, local_step: float) -> float:
+        """max_i ||P_i(x^0)|| at most: the memories' error when they start from zero."""
+        if local == "one_step":
+            return self.client_norm
+        u = self.smoothness * local_step
+        if local == "gd":
+            return self.client_norm * path_growth(u)
+        return self.client_norm + u * path_growth(u) * self.known("component_norm", local)
+
+    def spread(self, local: Local) -> float:
+        """The heterogeneity that the drift of a local operator depends on."""
+        if local == "one_step":
+            return 0.0
+        return self.known("heterogeneity" if local == "gd" else "component_heterogeneity", local)
+
+    def known(self, name: str, local: Local) -> float:
+        value: float | None = getattr(self, name)
+        if value is None:
+            raise UserError(f"local operator {local} needs constants.{name}: give it, or 0 where it is known to be.")
+        return value
+
+
+@dataclass(frozen=True)
+class GivenConstants:
+    """The constants that a config gives, each in place of the computed one."""
+
+    smoothness: float | None = None
+    gap: float | None = None
+    gradient_norm: float | None = None
+    client_norm: float | None = None
+    clients: int | None = None
+    dim: int | None = None
+    heterogeneity: float | None = None
+    component_norm: float | None = None
+    component_heterogeneity: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_constants(self)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A method's settings as the theorems know them, with server normalisation and idle clients that advance.
+
+    rounds counts all of them; the model stands still during the first warmup_rounds. `memory` is where the memories
+    start: at zero, or (never with privacy) at the local updates.
+    """
+
+    local: Local
+    local_step: float
+    alpha: float
+    beta: float
+    server_step: float
+    rounds: int
+    warmup_rounds: int = 0
+    memory: Literal["zero", "local_updates"] = "zero"
+
+    def __post_init__(self) -> None:
+        one_of("local", self.local, LOCALS)
+        one_of("memory", self.memory, ("zero", "local_updates"))
+        for name in ("local_step", "beta", "server_step"):
+            positive(name, getattr(self, name))
+        non_negative("alpha", self.alpha)
+        at_least_one("rounds", self.rounds)
+        if not 0 <= self.warmup_rounds < self.rounds:
+            raise UserError(f"warmup_rounds must leave a round to train in, but {self.warmup_rounds} of {self.rounds} "
+                            "are warm-up.")  # fmt: skip
+
+    @property
+    def steps(self) -> int:
+        """K + 1: how many rounds move the model."""
+        return self.rounds - self.warmup_rounds
+
+    def algorithm(self, local_steps: int = 1, batch_size: int = 1) -> Algorithm:
+        """Fed-alpha-NormEC with these settings; local_steps is T (gd), batch_size the size of a component (ig)."""
+        if (self.local == "gd") != (local_steps > 1):
+            raise UserError(f"local operator {self.local} does not go with {local_steps} full-gradient steps.")
+        local = ig(self.local_step, batch_size) if self.local == "ig" else gd(self.local_step, local_steps)
+        return fed_normec(
+            local, alpha=self.alpha, beta=self.beta, server_step=self.server_step, server_normalization=True,
+            warmup_rounds=self.warmup_rounds, initial_memory=self.memory,
+        )  # fmt: skip
+
+
+class Noise(NamedTuple):
+    """E||.||^2 of what a round adds to (v - mean v_i)/beta: nu = sampling + privacy.
+
+    `sampling` is for messages of length 1 and shrinks with the square of their length.
+    """
+
+    sampling: float
+    privacy: float
+
+    @property
+    def variance(self) -> float:
+        return self.sampling + self.privacy
+
+
+def round_noise(clients: int, dim: int, p: float, mechanism: Mechanism | None = None) -> Noise:
+    """(1-p)/(pM) from sampling; d s^2/(pM)^2 from noise of std s in the sum, d s^2/(pM) from noise in each message.
+
+    >>> round_noise(100, 10, 0.25)
+    Noise(sampling=0.03, privacy=0.0)
+    """
+    sampling = (1 - p) / (p * clients)
+    if mechanism is None:
+        return Noise(sampling, 0.0)
+    total = dim * (mechanism.noise_std * mechanism.radius * (1 + mechanism.rounding)) ** 2
+    senders = p * clients
+    return Noise(sampling, total / senders if mechanism.trust != "central" else total / senders**2)
+
+
+def covered_rate(participation: Participation, clients: int, min_cohort: int = 1) -> float:
+    """p of a participation that the theorems speak of; a UserError says why one is not covered."""
+    p = participation.rate(clients)
+    if p == 1:
+        return p
+    if participation.select is not None:
+        raise UserError(f"the theorems speak of independent (Poisson) or full participation, not of "
+                        f"{participation.name}.")  # fmt: skip
+    if participation.idle != "advance":
+        raise UserError("no theorem covers idle = 'sleep': the theorems need clients that are not drawn to advance.")
+    if min_cohort > 1:
+        raise UserError("no theorem covers min_cohort > 1 with sampling: rounds that are called off bias the memory.")
+    return p
+
+
+def knows_constants(problem: Problem) -> bool:
+    return isinstance(problem, Quadratic | Logistic)
+
+
+def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Constants:
+    """The constants of a problem that knows them, a quadratic or a logistic regression: those that a local operator
+    needs, or all.
+
+    They are computed from the clients' data: not private. What is only known to lie in an interval enters with the
+    end that keeps every guarantee true.
+    """
+    if not isinstance(problem, Quadratic | Logistic):
+        raise UserError(
+            "the constants of this problem are not known: give them as [constants] (smoothness, gap, gradient_norm, "
+            "client_norm, and with several local steps heterogeneity), or take a quadratic or logistic problem."
+        )
+    gradients = problem.grad(x0, np.arange(problem.num_clients)).double()
+    spread = component_norm = component_spread = None
+    if local in ("gd", None):
+        spread = max(0.0, problem.infimum.upper - problem.lower_client_infima.mean().item())
+    if local in ("ig", None):
+        component_norm, component_spread = _component_norm(problem, x0), _component_spread(problem)
+    return Constants(
+        smoothness=problem.smoothness,
+        gap=_gap(problem.evaluate(x0).not_private["train_loss"], problem.infimum),
+        gradient_norm=gradients.mean(0).norm().item(),
+        client_norm=max(gradients.norm(dim=1).max().item(), 1e-300),
+        clients=problem.num_clients,
+        dim=problem.dim,
+        heterogeneity=spread,
+        component_norm=component_norm,
+        component_heterogeneity=component_spread,
+    )
+
+
+def _check_constants(constants: Constants | GivenConstants) -> None:
+    checks: dict[Callable[..., float], tuple[str, ...]] = {
+        positive: ("smoothness", "client_norm"),
+        non_negative: ("gap", "gradient_norm", "heterogeneity", "component_norm", "component_heterogeneity"),
+        at_least_one: ("clients", "dim"),
+    }
+    for check, names in checks.items():
+        for name in names:
+            if getattr(constants, name) is not None:
+                check(f"constants.{name}", getattr(constants, name))
+    mean, largest = constants.gradient_norm, constants.client_norm
+    if mean is not None and largest is not None and mean > largest * (1 + 1e-6):
+        raise UserError(
+            f"constants.gradient_norm is the norm of a mean of gradients and cannot be larger than client_norm, the "
+            f"largest of their norms, but {mean:g} > {largest:g}."
+        )
+
+
+def _gap(value: float, infimum: Interval) -> float:
+    """f(x0) - f^inf, with room for the rounding of both."""
+    room = 1e-12 * (abs(value) + abs(infimum.lower))
+    return max(0.0, value - infimum.lower) + (0.0 if math.isnan(room) else room)
+
+
+def _component_spread(problem: Quadratic | Logistic) -> float:
+    """f^inf - mean_i mean_j f_{i,j}^inf; infima beyond a client's size are padding."""
+    sizes = torch.as_tensor(problem.client_sizes)
+    real = torch.arange(int(sizes.max())) < sizes[:, None]
+    lowest = ((problem.component_infima * real).sum(1) / sizes).mean().item()
+    return max(0.0, problem.infimum.upper - lowest)
+
+
+def _component_norm(problem: Problem, x0: Tensor) -> float:
+    """max_i mean_j ||grad f_{i,j}(x0)||, one component of every client that has it at a time."""
+    total = np.zeros(problem.num_clients)
+    for j in range(int(problem.client_sizes.max())):
+        ids = np.flatnonzero(problem.client_sizes > j)
+        rows = problem.grad(x0, ids, np.full((len(ids), 1), j))
+        total[ids] += rows.double().norm(dim=1).cpu().numpy()
+    return float((total / problem.client_sizes).max())
