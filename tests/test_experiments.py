@@ -1,0 +1,169 @@
+"""The contrast and rates experiments: the least example exactly, their quick versions, and what their pages say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import contrast
+import numpy as np
+import pytest
+import rates
+import torch
+from scipy.optimize import brentq
+
+import fednormec as fn
+from fednormec.local import Moment
+from fednormec.theory.setting import Constants, constants_of
+from fednormec.theory.watch import measure
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+GAMMA = 1 / 16  # 1/(2L) in the least example
+LEFT = torch.tensor([-5.0], dtype=torch.float64)
+
+
+def end(algorithm: fn.Algorithm, *, holders: int = 2, x0: torch.Tensor = LEFT, rounds: int = 800) -> float:
+    """Where the least example ends."""
+    *_, last = fn.simulate(contrast.two_functions(holders), algorithm, rounds=rounds, x0=x0, workers=1)
+    return last.x.item()
+
+
+def size(x: float, holders: int = 2) -> float:
+    return contrast.gradient_norm(contrast.two_functions(holders), torch.tensor([x], dtype=torch.float64))
+
+
+# f_1 = x^2/2 with two clients, f_2 = 4 (x - 10)^2 with one: f is least at 80/10 = 8
+
+
+@pytest.mark.parametrize("server_step", [1.0, 4.0, 16.0])
+@pytest.mark.parametrize("radius", [0.5, 2.0])
+def test_clipped_averaging_stalls_where_clipped_updates_cancel(server_step: float, radius: float) -> None:
+    """2 x = radius: the client of f_2 is clipped there, as 8 (10 - x) > radius, the other two are not."""
+    x = end(fn.dp_fed_avg_clip(fn.gd(GAMMA), tau=radius * GAMMA, server_step=server_step))
+    assert x == pytest.approx(radius / 2, rel=1e-6)
+    assert size(x) > 0.5 * size(LEFT.item())
+
+
+@pytest.mark.parametrize("server_step", [0.03, 0.1, 0.3])
+def test_normalised_averaging_stalls_too(server_step: float) -> None:
+    alpha = 0.1
+    zero = brentq(lambda x: 2 * x / (alpha + x) - 8 * (10 - x) / (alpha + 8 * (10 - x)), 0, 9)
+    x = end(fn.dp_fed_avg_normalized(fn.gd(GAMMA), alpha=alpha, server_step=server_step, bounded="update"))
+    assert x == pytest.approx(zero, rel=1e-6) and zero < 0.11
+    assert size(x) > 0.5 * size(LEFT.item())
+
+
+@pytest.mark.parametrize("beta", [0.25, 0.5])
+def test_error_feedback_with_the_same_radius_converges(beta: float) -> None:
+    x = end(fn.fed_normec(fn.gd(GAMMA), alpha=1.0, beta=beta, server_step=0.2, server_normalization=False))
+    assert size(x) < 1e-3 * size(LEFT.item())
+
+
+# with one client each, updates of any length cancel under clipping, and only equal ones under normalisation
+
+
+def test_with_one_client_each_clipping_stops_wherever_both_are_clipped() -> None:
+    for start in (2.0, 5.0, 9.0):
+        x0 = torch.tensor([start], dtype=torch.float64)
+        assert end(fn.dp_fed_avg_clip(fn.gd(GAMMA), tau=GAMMA), holders=1, x0=x0, rounds=20) == start
+    for server_step in (1.0, 4.0, 64.0):
+        x = end(fn.dp_fed_avg_clip(fn.gd(GAMMA), tau=GAMMA, server_step=server_step), holders=1)
+        assert 1 - 1e-6 <= x <= 10 - 1 / 8
+
+
+def test_with_one_client_each_normalisation_has_its_zero_at_the_optimum() -> None:
+    algorithm = fn.dp_fed_avg_normalized(fn.gd(GAMMA), alpha=10.0, server_step=4.0, bounded="update")
+    assert end(algorithm, holders=1) == pytest.approx(80 / 9, rel=1e-6)
+
+
+# contrast
+
+
+def test_the_closed_form_is_the_local_operator() -> None:
+    for setting in (contrast.Setting("gd", 5, 1.0), contrast.Setting("ig", 4, 1.0)):
+        s = contrast.scene(setting)
+        x, ids = torch.from_numpy(np.random.default_rng(0).standard_normal(contrast.DIM)), np.array([3, 0, 17])
+        expected = s.local.run(s.problem, x, ids, Moment(0, 1), None)
+        found = contrast.closed_form(s.problem, s.local).run(s.problem, x, ids, Moment(0, 1), None)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_clipping_stalls_on_plain_random_quadratics_too() -> None:
+    x0, relative = torch.from_numpy(np.random.default_rng(0).standard_normal(10)), []
+    for seed in (1, 2, 3):
+        problem = fn.random_quadratic(30, 10, heterogeneity=3.0, seed=seed)
+        algorithm = fn.dp_fed_avg_clip(fn.gd(0.1), tau=0.03, server_step=10.0)
+        *_, last = fn.simulate(problem, algorithm, rounds=400, x0=x0, workers=1)
+        relative.append(contrast.gradient_norm(problem, last.x) / contrast.gradient_norm(problem, x0))
+    assert min(relative) == pytest.approx(0.12, abs=0.01) and max(relative) == pytest.approx(0.26, abs=0.01)
+
+
+def test_quick_contrast_shows_the_stall(tmp_path: Path) -> None:
+    contrast.main(["--quick", "--out", str(tmp_path)])
+    assert (tmp_path / "contrast.png").stat().st_size > 10_000
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    everyone, sampled = (ends(results, setting) for setting in contrast.QUICK.settings)
+    for method in ("clipped, tight", "normalised, tight"):
+        assert everyone[method] > 0.2 and sampled[method] > 0.2
+        assert everyone[method] > 1000 * everyone["Fed-α-NormEC"]
+        assert sampled[method] > 2 * sampled["Fed-α-NormEC"]  # so few rounds leave it little time
+
+
+def test_the_contrast_page_says_what_was_measured() -> None:
+    results = json.loads((EXPERIMENTS / "contrast" / "results.json").read_text())["results"]
+    page = (EXPERIMENTS / "contrast" / "README.md").read_text()
+    assert contrast.matrix(results) in page
+    for setting in contrast.FULL.settings:
+        found = ends(results, setting)
+        tight = min(found["clipped, tight"], found["normalised, tight"])
+        assert tight > 0.2 and tight > 10 * found["Fed-α-NormEC"]
+    for r in results:
+        assert 0.3 * r["typical_update"] < r["least_update"]  # tight: everyone is clipped at the optimum
+        assert 30 * r["typical_update"] > r["largest_update"]  # the largest radius clips nobody there
+
+
+def ends(results: list[dict[str, Any]], setting: contrast.Setting) -> dict[str, float]:
+    return {r["method"]: r["relative"] for r in results if r["setting"] == setting._asdict()}
+
+
+# rates
+
+
+@pytest.fixture(scope="module")
+def constants() -> Constants:
+    problem = rates.problem()
+    return constants_of(problem, rates.start(problem))
+
+
+@pytest.mark.parametrize("schedule", rates.SCHEDULES, ids=lambda s: s.title)
+def test_the_guarantee_falls_at_its_rate(schedule: rates.Schedule, constants: Constants) -> None:
+    counts = [2**j for j in range(10, 40, 3)]
+    bounds = [rates.guaranteed(schedule, constants, n) for n in counts]
+    assert all(b.holds for b in bounds)
+    assert rates.slope(counts, [b.bound for b in bounds]) == pytest.approx(-schedule.powers.rate, abs=0.01)
+
+
+@pytest.mark.parametrize("schedule", rates.SCHEDULES, ids=lambda s: s.title)
+def test_memories_stay_within_the_schedules_error(schedule: rates.Schedule, constants: Constants) -> None:
+    """Corrected Lemma 1, with the R that the guarantee counts on."""
+    problem, (s, R) = rates.problem(), rates.settings(schedule, constants, 64)
+    algorithm = s.algorithm(rates.LOCAL_STEPS if s.local == "gd" else 1)
+    runs = fn.simulate(problem, algorithm, fn.poisson(schedule.p), rounds=64, x0=rates.start(problem), workers=1)
+    assert max(measure(problem, algorithm, r).memory_error for r in runs) <= R * (1 + 1e-9)
+
+
+def test_quick_rates_stay_below_the_guarantee(tmp_path: Path) -> None:
+    rates.main(["--quick", "--out", str(tmp_path)])
+    assert (tmp_path / "rates.svg").stat().st_size > 10_000
+    for r in json.loads((tmp_path / "results.json").read_text())["results"]:
+        assert r["bound_holds"]
+        assert all(m <= b for m, b in zip(r["measured"], r["bound"], strict=True))
+        assert r["measured"] == sorted(r["measured"], reverse=True)
+
+
+def test_the_rates_page_says_what_was_measured() -> None:
+    results = json.loads((EXPERIMENTS / "rates" / "results.json").read_text())["results"]
+    assert rates.table(results) in (EXPERIMENTS / "rates" / "README.md").read_text()
+    for r in results:
+        assert r["slope_bound"] == pytest.approx(-r["rate"], abs=0.02)
+        assert r["slope_measured"] < -0.8 * r["rate"]
+        assert all(m <= b for m, b in zip(r["measured"], r["bound"], strict=True))
