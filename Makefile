@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 PEERS := .venv-peers
 
-.PHONY: run test check setup bench clean
+.PHONY: run test check setup bench verify-theory contrast rates clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -29,6 +29,14 @@ $(READY): pyproject.toml constraints.txt
 # one round of ours, of the bare gradients and of pfl, interleaved; leave the machine alone meanwhile
 bench: $(READY) $(PEERS)/.ready
 	$(BIN)/python benchmarks/rounds.py --peers $(PEERS)/bin/python
+
+# every guarantee against hundreds of random problems: minutes
+verify-theory: $(READY)
+	$(BIN)/python experiments/verify_theory/verify.py
+
+# where bounding without error feedback stalls, and how fast the bounds fall: minutes each
+contrast rates: $(READY)
+	$(BIN)/python experiments/$@/$@.py
 
 $(PEERS)/.ready: benchmarks/peers.txt
 	$(PYTHON) -m venv $(PEERS)

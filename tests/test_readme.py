@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import guarantee
 import literal
 import numpy as np
 import own_model_and_data
@@ -86,5 +87,7 @@ def test_the_examples_run(capsys):
     assert quickstart.main(rounds=60).history[-1]["test_accuracy"] > 0.7
     losses = own_model_and_data.main(rounds=10)
     assert len(losses) == 3
+    measured, bound = guarantee.main(rounds=200)
+    assert measured < bound
     literal.main()
     assert float(capsys.readouterr().out.split("difference:")[1]) < 1e-10

@@ -14,6 +14,7 @@ from fednormec.theory.guarantee import Condition, Guarantee, at_most
 from fednormec.theory.setting import Constants, Local, Noise, Settings, path_growth
 
 E = math.e
+EXACT_ROUNDS = 10_000  # of a warm-up, that are followed one by one
 
 
 def update_lipschitz(local: Local, smoothness: float) -> float:
@@ -63,13 +64,25 @@ def least_memory_error(start: float, alpha: float, beta: float, moved: float) ->
 
 
 def error_after_warmup(start: float, alpha: float, beta: float, rounds: int) -> float:
-    """The memories' error after so many rounds in which the model stood still."""
-    for _ in range(rounds):
+    """The memories' error after so many rounds in which the model stood still, at most.
+
+    Round by round at first; then by the differential equation r' = -beta r/(alpha + r), which is slower than rounds
+    are: it takes the time (start - r + alpha log(start/r))/beta from start to r.
+    """
+    for _ in range(min(rounds, EXACT_ROUNDS)):
         left = error_after(start, alpha, beta)
         if left == start:
-            break
+            return start
         start = left
-    return start
+    time = beta * (rounds - EXACT_ROUNDS)
+    if time <= 0 or start <= 0:
+        return start
+    low, high = 0.0, start
+    for _ in range(100):
+        r = (low + high) / 2
+        enough = r > 0 and start - r + alpha * math.log(start / r) <= time
+        low, high = (low, r) if enough else (r, high)
+    return max(high, overshoot(alpha, beta))
 
 
 def guarantee(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Guarantee:
@@ -122,13 +135,12 @@ def follow(constants: Constants, settings: Settings, noise: Noise, start_error: 
     """
     c, s = constants, settings
     moved = _path_lipschitz(c, s) * s.server_step
-    left, memory, variance = [], [_start(c, s, start_error)], [0.0]
-    for k in range(s.rounds):
-        r = memory[-1]
-        left.append(error_after(r, s.alpha, s.beta))
-        memory.append(left[-1] + (moved if k >= s.warmup_rounds else 0.0))
-        length = r / (s.alpha + r) if 0 < r < math.inf else float(r > 0)
-        variance.append(noise.sampling * length**2 + noise.privacy)
+    start = _start(c, s, start_error)
+    memory, left = _memories(start, s, moved)
+    with np.errstate(invalid="ignore"):
+        length = np.where(np.isfinite(memory[:-1]), memory[:-1] / (s.alpha + memory[:-1]), 1.0)
+    length[memory[:-1] == 0] = 0.0
+    variance = np.concatenate([[0.0], noise.sampling * length**2 + noise.privacy])
     tracking = s.beta * np.sqrt(np.cumsum(variance))
     drift, growth = _followed_drift(c, s)
     weights = np.exp(-math.log1p(growth) * np.arange(1, s.steps + 1))
@@ -136,13 +148,13 @@ def follow(constants: Constants, settings: Settings, noise: Noise, start_error: 
     moving = slice(s.warmup_rounds, s.rounds)
     parts = {
         "initial": c.gap / s.server_step / total,
-        "memory": np.cumsum(weights * 2 * np.array(left)[moving]) / total,
+        "memory": np.cumsum(weights * 2 * left[moving]) / total,
         "noise": np.cumsum(weights * 2 * tracking[1:][moving]) / total,
         "server_step": np.full(s.steps, s.server_step * c.smoothness / 2),
         "drift": np.full(s.steps, drift),
     }
     gradient = np.concatenate([[math.inf], sum(parts.values(), np.zeros(s.steps))])
-    return Course(np.array(memory), tracking, gradient, {name: float(part[-1]) for name, part in parts.items()})
+    return Course(memory, tracking, gradient, {name: float(part[-1]) for name, part in parts.items()})
 
 
 class Promise(NamedTuple):
@@ -189,6 +201,20 @@ def _start(c: Constants, s: Settings, start_error: float | None) -> float:
 
 def _warmed_up(c: Constants, s: Settings, start_error: float | None) -> float:
     return error_after_warmup(_start(c, s, start_error), s.alpha, s.beta, s.warmup_rounds)
+
+
+def _memories(start: float, s: Settings, moved: float) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of the memories' error before each round and after the last, and of what each round leaves of it."""
+    before, left = np.empty(s.rounds + 1), np.empty(s.rounds)
+    before[0], k = start, 0
+    for end, step in ((s.warmup_rounds, 0.0), (s.rounds, moved)):
+        while k < end:
+            left[k] = error_after(float(before[k]), s.alpha, s.beta)
+            before[k + 1] = left[k] + step
+            k += 1
+            if before[k] == before[k - 1]:  # nothing changes any more
+                left[k:end], before[k : end + 1], k = left[k - 1], before[k], end
+    return before, left
 
 
 def drift_of(c: Constants, s: Settings) -> tuple[float, float]:

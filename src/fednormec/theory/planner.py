@@ -8,9 +8,10 @@ import numpy as np
 
 from fednormec.errors import at_least_one
 from fednormec.theory.corrected import (
+    EXACT_ROUNDS,
     Promise,
     drift_of,
-    error_after,
+    error_after_warmup,
     guarantee,
     largest_server_step,
     promise,
@@ -91,9 +92,14 @@ def _closer(axis: np.ndarray, i: np.intp, low: float, high: float) -> np.ndarray
 
 def _settings(c: Constants, local: Local, gamma: float, rounds: int, R: float, beta: float, alpha: float) -> Settings:
     """The exact warm-up to R and the best server step that keeps it."""
-    error, warmup = c.start_error(local, gamma), 0
-    while error > R * (1 + 1e-12) and warmup < rounds - 1:
-        error, warmup = error_after(error, alpha, beta), warmup + 1
+    start = c.start_error(local, gamma)
+    warmup = min(rounds - 1, math.ceil(max(0.0, (start - R + alpha * math.log(start / R)) / beta)))
+    error = error_after_warmup(start, alpha, beta, warmup)
+    while warmup > 0 and warmup <= EXACT_ROUNDS:  # rounds are a little faster than the differential equation
+        sooner = error_after_warmup(start, alpha, beta, warmup - 1)
+        if sooner > R * (1 + 1e-12):
+            break
+        error, warmup = sooner, warmup - 1
     c0 = 1.0 if local == "one_step" else math.e
     wanted = math.sqrt(2 * c0 * c.gap / (c.smoothness * (rounds - warmup)))
     most = largest_server_step(max(R, error), alpha, beta, update_lipschitz(local, c.smoothness))

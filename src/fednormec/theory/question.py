@@ -32,6 +32,7 @@ from fednormec.theory.setting import (
 )
 
 COVERED = ("fed_normec", "alpha_normec")
+MOST_ROUNDS = 10**7
 PUBLIC = ("clients", "dim")
 REQUIRED = ("smoothness", "gap", "gradient_norm", "client_norm", *PUBLIC)
 FOR_LOCAL: dict[Local, tuple[str, ...]] = {
@@ -70,6 +71,8 @@ class Question(NamedTuple):
 def ask(config: Config) -> Question:
     """The question of a config. Its problem is built only where a constant has to be computed from it."""
     said = rules(config)
+    if said.run.rounds > MOST_ROUNDS:
+        raise UserError(f"the theory follows every round: ask for at most {MOST_ROUNDS:,}, not {said.run.rounds:,}.")
     given = GivenConstants(**said.config.get("constants", {})).known
     local = local_of(said.config, None)
     if all(name in given for name in (*REQUIRED, *FOR_LOCAL[local])):
