@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fednormec.theory.guarantee import Condition, Guarantee, at_most
-from fednormec.theory.setting import Constants, Local, Noise, Settings, path_growth
+from fednormec.theory.setting import Constants, Local, Noise, Settings, path_excess, path_growth
 
 E = math.e
 EXACT_ROUNDS = 10_000  # of a warm-up, that are followed one by one
@@ -39,7 +39,7 @@ def error_after(error: float, alpha: float, beta: float) -> float:
     """
     if error <= 0:
         return 0.0
-    left = abs(1 - beta / (alpha + error)) * error
+    left = abs(alpha + error - beta) * (error / (alpha + error)) if error < math.inf else math.inf
     worst_at = math.sqrt(alpha * beta) - alpha
     return max(left, overshoot(alpha, beta)) if 0 <= worst_at <= error else left
 
@@ -244,11 +244,10 @@ def _followed_drift(c: Constants, s: Settings) -> tuple[float, float]:
     if s.local == "one_step":
         return 0.0, 0.0
     L, D, n, u = c.smoothness, c.spread(s.local), s.steps, c.smoothness * s.local_step
-    growth = path_growth(u)
-    A = 2 * (growth - 1 if s.local == "gd" else u * growth)
+    A = 2 * (path_excess(u) if s.local == "gd" else u * path_growth(u))
     split = max(math.sqrt(2 * L * D), A * L * s.server_step * n)
-    if math.isinf(A):
-        return math.inf, 0.0
+    if math.isinf(A) or split == 0:
+        return A, 0.0
     return A * (L * D / split + split / 2), A * L * s.server_step / split
 
 

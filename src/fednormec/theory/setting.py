@@ -30,9 +30,18 @@ def path_growth(u: float) -> float:
     >>> path_growth(0.0), round(path_growth(0.5), 4)
     (1.0, 1.2974)
     """
-    if u > 700:
-        return math.inf
-    return math.expm1(u) / u if u > 0 else 1.0
+    return 1.0 + path_excess(u)
+
+
+def path_excess(u: float) -> float:
+    """(e^u - 1)/u - 1, without cancellation where u is small.
+
+    >>> path_excess(0.0), path_excess(1e-20), round(path_excess(0.5), 4)
+    (0.0, 5e-21, 0.2974)
+    """
+    if u < 1e-4:
+        return u / 2 * (1 + u / 3 * (1 + u / 4))
+    return math.expm1(u) / u - 1 if u < 700 else math.inf
 
 
 @dataclass(frozen=True)
