@@ -10,13 +10,18 @@ import pytest
 from conftest import sentence, sets
 
 from fednormec.config import QUICKSTART, THEORY, read
+from fednormec.engine import planned
 from fednormec.experiment import assemble
+from fednormec.plots import bound_against_rounds_and_epsilon, measured_against_guaranteed
+from fednormec.randomness import generator
+from fednormec.theory.answer import answer
 from fednormec.theory.corrected import follow, guarantee
-from fednormec.theory.question import ask, ask_about, own_promise, promise_of
-from fednormec.theory.setting import Constants, Noise, Settings, constants_of
+from fednormec.theory.question import ask
+from fednormec.theory.setting import Constants, Noise, Settings, constants_of, round_noise
 
 TERMS = ["initial", "memory", "noise", "server_step", "drift"]
 SMALL = ("problem.clients=60", "problem.dim=5", "run.rounds=120", "run.evaluate_every=1")
+FULL = ("participation.name=full",)  # accounting has a closed form then: faster
 GIVEN = {"smoothness": 2.0, "gap": 3.0, "gradient_norm": 1.0, "client_norm": 2.0, "clients": 5000, "dim": 100}
 
 
@@ -72,7 +77,7 @@ def test_a_person_gets_every_number_with_its_meaning(fednormec_):
 
 
 def test_a_vacuous_bound_is_said_in_plain_words_with_what_would_help(fednormec_):
-    few = sets("problem.clients=20", "privacy.epsilon=1")
+    few = sets("problem.clients=20", "privacy.epsilon=1", *FULL)
     out = fednormec_("theory", *few).out
     assert "VACUOUS" in out and "nothing that standing still would not" in out
     assert "Its largest term is noise" in out and "such clients would be enough" in out
@@ -81,21 +86,19 @@ def test_a_vacuous_bound_is_said_in_plain_words_with_what_would_help(fednormec_)
 
 
 def test_as_many_clients_as_advised_are_enough(fednormec_):
-    out = fednormec_("theory", *given(clients=40), *sets("privacy.epsilon=2")).out
+    quick = sets("privacy.epsilon=2", *FULL)
+    out = fednormec_("theory", *given(clients=40), *quick).out
     advised = int(out.split("About ")[1].split(" such")[0].replace(",", ""))
-    assert (
-        answered(fednormec_("theory", "--json", *given(clients=advised), *sets("privacy.epsilon=2")))["vacuous"]
-        is False
-    )
-    fewer = answered(fednormec_("theory", "--json", *given(clients=advised // 4), *sets("privacy.epsilon=2")))
+    assert answered(fednormec_("theory", "--json", *given(clients=advised), *quick))["vacuous"] is False
+    fewer = answered(fednormec_("theory", "--json", *given(clients=advised // 4), *quick))
     assert fewer["vacuous"] is True
 
 
 def test_given_constants_need_no_problem_and_no_data(fednormec_):
-    told = answered(fednormec_("theory", "--json", *given()))
+    told = answered(fednormec_("theory", "--json", *given(), *sets(*FULL)))
     assert told["constants"] == GIVEN and told["constants_from_data"] is False
-    assert "as given" in fednormec_("theory", *given()).out
-    huge = answered(fednormec_("theory", "--json", *given(clients=10**7, dim=10**7)))
+    assert "as given" in fednormec_("theory", *given(), *sets(*FULL)).out
+    huge = answered(fednormec_("theory", "--json", *given(clients=10**7, dim=10**7), *sets(*FULL)))
     assert huge["constants"]["dim"] == 10**7
 
 
@@ -108,7 +111,7 @@ def test_a_given_constant_stands_in_for_the_computed_one():
 
 
 def test_a_neural_problem_takes_constants_from_its_user(fednormec_):
-    config = [str(QUICKSTART), *sets("data.clients=20", "privacy.epsilon=8")]
+    config = [str(QUICKSTART), *sets("data.clients=20", "privacy.epsilon=8", *FULL)]
     said = fednormec_("theory", *config)
     assert said.code == 2
     assert "give smoothness, gap, heterogeneity in [constants]" in sentence(said.err)
@@ -154,15 +157,16 @@ def test_what_no_theorem_covers_is_refused_in_a_sentence(fednormec_, tmp_path, o
 
 
 def test_a_written_plan_runs_with_its_settings_and_is_never_written_over(fednormec_, tmp_path):
-    told = answered(fednormec_("theory", "--json", *sets(*SMALL), "--write", "planned.toml"))
+    quick = sets(*SMALL, *FULL)
+    told = answered(fednormec_("theory", "--json", *quick, "--write", "planned.toml"))
     written = tomllib.loads((tmp_path / "planned.toml").read_text())
     assert written["method"]["beta"] == told["plan"]["beta"]
     assert written["run"]["rounds"] == told["plan"]["rounds"]
     assert fednormec_("run", "planned.toml", "--out", "a", "--quiet").code == 0
-    assert fednormec_("run", "--plan", *sets(*SMALL), "--out", "b", "--quiet").code == 0
+    assert fednormec_("run", "--plan", *quick, "--out", "b", "--quiet").code == 0
     a, b = (lines(tmp_path / folder / "metrics.jsonl") for folder in "ab")
     assert a == b
-    again = fednormec_("theory", *sets(*SMALL), "--write", "planned.toml")
+    again = fednormec_("theory", *quick, "--write", "planned.toml")
     assert again.code == 2 and "exists already" in sentence(again.err)
 
 
@@ -174,15 +178,23 @@ def test_the_bound_is_drawn_against_rounds_and_epsilon(fednormec_, tmp_path, suf
     assert fednormec_("theory", *sets(*SMALL), "--plot", "bound.doc").code == 2
 
 
-@pytest.mark.parametrize("local", [("local.steps=1",), ("local.steps=4",), ("local.name=ig", "local.step=0.1")])
-def test_a_planned_run_keeps_its_promise(fednormec_, tmp_path, local):
-    result = answered(
-        fednormec_("run", "--plan", *sets(*SMALL, "problem.parts=2", *local), "--out", "out", "--quiet", "--json")
-    )
+@pytest.mark.parametrize(
+    ("local", "more"),
+    [
+        (("local.steps=1",), ("privacy.epsilon=20", "problem.heterogeneity=0.3")),
+        (("local.steps=4",), ("--not-private", "problem.heterogeneity=0.1")),
+        (("local.name=ig", "local.step=0.1"), ("--not-private", "problem.heterogeneity=0.1")),
+    ],
+)
+def test_a_planned_run_keeps_a_promise_that_says_something(fednormec_, tmp_path, local, more):
+    few = ("problem.clients=400", "problem.dim=3", "problem.parts=2", "run.rounds=300", "run.evaluate_every=1")
+    options = [word for word in more if word.startswith("--")]
+    overrides = sets(*few, "participation.name=full", *local, *(word for word in more if not word.startswith("--")))
+    result = answered(fednormec_("run", "--plan", *options, *overrides, "--out", "out", "--quiet", "--json"))
+    told = result["guarantee"]
     facts = json.loads((tmp_path / "out" / "guarantee.json").read_text())
-    assert result["guarantee"]["bound"] == facts["bound"] == pytest.approx(sum(facts["terms"].values()))
-    assert result["guarantee"]["planned"] is True and facts["not_private"] is True
-    assert (tmp_path / "out" / "guarantee.png").stat().st_size > 10_000
+    assert told["bound"] == facts["bound"] == pytest.approx(sum(facts["terms"].values()))
+    assert told["planned"] is True and facts["not_private"] is True and told["vacuous"] is False
     records = [line["not_private"] for line in lines(tmp_path / "out" / "metrics.jsonl")]
     s = facts["settings"]
     settings = Settings(**{name: s[name] for name in Settings.__dataclass_fields__})
@@ -191,11 +203,37 @@ def test_a_planned_run_keeps_its_promise(fednormec_, tmp_path, local):
     assert (errors <= course.memory_error[1:] * (1 + 1e-9)).all()
     assert (errors[s["warmup_rounds"] :] <= s["memory_error"] * (1 + 1e-9)).all()
     assert errors[0] > s["memory_error"] * 1.01  # before the warm-up ended it was not yet so
-    assert result["guarantee"]["measured"] == min(
-        [facts["constants"]["gradient_norm"]] + [r["gradient_norm"] for r in records]
+    assert told["measured"] == min(facts["constants"]["gradient_norm"], *(r["gradient_norm"] for r in records[:-1]))
+    assert told["models_measured"] == len(records) == s["rounds"]
+    assert told["measured"] <= told["bound_round_by_round"] <= told["bound"] < facts["constants"]["gradient_norm"]
+
+
+def test_what_is_called_measured_is_measured(fednormec_):
+    """A given ||grad f(x0)|| is not a measurement, and models that were not evaluated were not measured."""
+    given_norm = sets(*SMALL, "constants.gradient_norm=1e-9")
+    result = answered(fednormec_("run", "--plan", "--not-private", *given_norm, "--quiet", "--json"))
+    assert result["guarantee"]["measured"] > 1e-6
+    seldom = sets(*SMALL, "run.evaluate_every=1000")
+    assert (
+        answered(fednormec_("run", "--plan", "--not-private", *seldom, "--quiet", "--json"))["guarantee"][
+            "models_measured"
+        ]
+        == 1
     )
-    assert result["guarantee"]["measured"] <= facts["bound"]
-    assert {"memory_error", "tracking_error"} <= set(records[0])
+
+
+def test_a_plan_from_given_constants_is_held_to_the_run_that_it_became(fednormec_, tmp_path):
+    """Nobody looked at the problem when it was planned: the batches may not fit, and float32 sums get more noise."""
+    public = sets(*(f"constants.{n}={v}" for n, v in (GIVEN | {"clients": 60, "dim": 5}).items()))
+    uneven = sets("problem.parts=3", "local.name=ig", "local.step=0.1", "local.batch_size=2",
+                  "constants.component_norm=3", "constants.component_heterogeneity=1")  # fmt: skip
+    said = fednormec_("run", "--plan", *sets(*SMALL), *public, *uneven, "--out", "a")
+    assert said.code == 2 and "does not divide" in sentence(said.err) and not (tmp_path / "a").exists()
+    for out in ("b", "c"):
+        config = ("--plan", *sets(*SMALL, *FULL, "run.dtype=float32"), *public) if out == "b" else ("b/config.toml",)
+        assert fednormec_("run", *config, "--out", out, "--quiet").code == 0
+    b, c = (json.loads((tmp_path / out / "guarantee.json").read_text()) for out in "bc")
+    assert b["noise"] == c["noise"] and b["bound"] == c["bound"]
 
 
 def test_the_server_tracks_the_mean_of_the_memories_but_for_its_noise(fednormec_, tmp_path):
@@ -212,21 +250,23 @@ def test_the_server_tracks_the_mean_of_the_memories_but_for_its_noise(fednormec_
 def test_a_run_without_a_plan_is_compared_with_its_own_settings(fednormec_, tmp_path):
     result = answered(fednormec_("run", str(THEORY), *sets(*SMALL), "--out", "out", "--quiet", "--json"))
     experiment = assemble(read(THEORY, SMALL))
-    own, from_data = promise_of(experiment)
-    assert from_data and result["guarantee"]["bound"] == own.found.bound and result["guarantee"]["planned"] is False
-    x0 = experiment.problem.init(np.random.default_rng(0))
-    assert own.constants.clients == constants_of(experiment.problem, x0).clients == 60
-    assert own.found == own_promise(ask_about(experiment)).found
-    again = guarantee(own.constants, own.settings, own.noise, own.start_error)
-    assert again.terms == own.found.terms
+    x0 = experiment.problem.init(generator(0, "init"))
+    agreed = planned(experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, 120)
+    by_hand = guarantee(
+        constants_of(experiment.problem, x0),
+        Settings("one_step", 0.5, alpha=0.01, beta=0.1, server_step=0.1, rounds=120),
+        round_noise(60, 5, 0.25, agreed.mechanism),
+    )
+    assert result["guarantee"]["bound"] == pytest.approx(by_hand.bound) and result["guarantee"]["planned"] is False
+    assert by_hand.holds
 
 
 @pytest.mark.parametrize(
     ("overrides", "covered"),
     [
-        (("method.server_normalization=false",), False),
+        (("method.server_normalization=false", *FULL), False),
         (("participation.idle=sleep",), False),
-        (("method.name=dp_fed_avg_clip",), None),
+        (("method.name=dp_fed_avg_clip", *FULL), None),
     ],
 )
 def test_a_run_that_no_theorem_covers_says_so_and_measures_what_there_is(fednormec_, tmp_path, overrides, covered):
@@ -238,28 +278,77 @@ def test_a_run_that_no_theorem_covers_says_so_and_measures_what_there_is(fednorm
         assert "guarantee" not in result
     else:
         assert result["guarantee"]["covered"] is False and result["guarantee"]["why_not"]
+        assert (tmp_path / "out" / "guarantee.png").stat().st_size > 10_000
+        again = fednormec_("run", str(THEORY), *sets(*SMALL, *overrides), "--quiet")
+        assert "guaranteed     nothing: " in again.out
     assert not (tmp_path / "out" / "guarantee.json").exists()
 
 
 def test_memories_that_start_at_the_updates_need_no_warm_up(fednormec_):
-    told = answered(
-        fednormec_(
-            "theory", "--json", "--not-private",
-            *sets(*SMALL, "method.initial_memory=local_updates", "method.server_step=0.01"),
-        )
-    )  # fmt: skip
+    start = sets(*SMALL, "method.initial_memory=local_updates", "method.server_step=0.01")
+    told = answered(fednormec_("theory", "--json", "--not-private", *start))
     assert told["this_config"]["settings"]["memory_error"] < told["constants"]["client_norm"] / 2
+    assert told["plan"]["warmup_rounds"] == 0 and told["plan"]["initial_memory"] == "local_updates"
+    assert told["bound"] < answered(fednormec_("theory", "--json", "--not-private", *sets(*SMALL)))["bound"]
 
 
 def test_a_private_plan_from_the_data_is_not_covered_by_its_epsilon_and_public_constants_are(fednormec_, tmp_path):
-    assert fednormec_("run", "--plan", *sets(*SMALL), "--out", "a", "--quiet").code == 0
-    said = (tmp_path / "a" / "privacy.txt").read_text()
-    assert "constants that were computed from the clients'" in said
-    assert json.loads((tmp_path / "a" / "privacy.json").read_text())["settings_planned_from_data"] is True
+    quick = sets(*SMALL, *FULL)
+    assert fednormec_("run", "--plan", *quick, "--out", "a", "--quiet").code == 0
+    assert fednormec_("theory", *quick, "--write", "w.toml").code == 0
+    for out, config in (("b", "a/config.toml"), ("c", "w.toml")):
+        assert fednormec_("run", config, "--out", out, "--quiet").code == 0
+    for out in "abc":
+        assert "constants computed from the clients'" in (tmp_path / out / "privacy.txt").read_text()
+        assert json.loads((tmp_path / out / "privacy.json").read_text())["settings_from_data"] is True
     public = sets(*(f"constants.{n}={v}" for n, v in GIVEN.items() if n not in ("clients", "dim")))
-    assert fednormec_("run", "--plan", *sets(*SMALL), *public, "--out", "b", "--quiet").code == 0
-    assert "constants" not in (tmp_path / "b" / "privacy.txt").read_text()
-    assert "settings_planned_from_data" not in json.loads((tmp_path / "b" / "privacy.json").read_text())
+    assert fednormec_("run", "--plan", *quick, *public, "--out", "d", "--quiet").code == 0
+    assert "constants" not in (tmp_path / "d" / "privacy.txt").read_text()
+    assert json.loads((tmp_path / "d" / "privacy.json").read_text())["settings_from_data"] is False
+
+
+def test_noise_that_protects_nobody_is_labelled(fednormec_):
+    loud = sets(*SMALL, "privacy.noise_scale=total_norm", "privacy.noise_std=2")
+    assert answered(fednormec_("theory", "--json", *loud))["plan"]["label"] == "NOT PRIVATE"
+    assert "NOT PRIVATE" in fednormec_("theory", *loud).out
+
+
+def test_a_budget_that_cuts_the_rounds_is_named(fednormec_):
+    out = fednormec_("theory", *sets(*SMALL, "privacy.noise_std=2", "privacy.epsilon=3")).out
+    assert "the budget pays for no more of the 120" in out
+
+
+def test_more_rounds_are_advised_where_they_help(fednormec_):
+    out = fednormec_("theory", *sets("run.rounds=10", "participation.name=full")).out
+    assert "VACUOUS" in out and "rounds would be enough" in out
+
+
+def test_a_mistake_in_one_file_leaves_none_behind(fednormec_, tmp_path):
+    assert fednormec_("theory", *sets(*SMALL), "--write", "z.toml", "--plot", "b.jpg").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pictures_show_what_they_are_about(tmp_path):
+    """Every measured point and the bound lie within the axes."""
+    found = answer(read(THEORY, [*SMALL, "participation.name=full"]))
+    s, figures = found.planned.settings, np.linspace(2.0, 0.1, 100)
+    records = [
+        {"round": k + 1, "not_private": dict.fromkeys(("memory_error", "tracking_error", "gradient_norm"), float(g))}
+        for k, g in enumerate(figures)
+    ]
+    for promise in (found.planned, None):
+        for axes in measured_against_guaranteed(promise, records, 2.5, tmp_path / "g.png").axes:
+            (low, high), (line,) = axes.get_ylim(), [x for x in axes.lines if x.get_label() == "measured"]
+            assert low < min(line.get_ydata()) and max(line.get_ydata()) < high and low > 1e-3
+    still = [{"round": 1, "not_private": dict.fromkeys(("memory_error", "tracking_error", "gradient_norm"), 0.0)}]
+    measured_against_guaranteed(None, still, 0.0, tmp_path / "g.png")  # nothing positive, and no warning
+    left, right = bound_against_rounds_and_epsilon(found, tmp_path / "b.png").axes
+    best = [line for line in left.lines if line.get_label() == "the least bound"][0]
+    assert best.get_xdata()[-1] == 120 and best.get_ydata()[-1] == pytest.approx(found.planned.found.bound, rel=0.01)
+    assert left.get_ylim()[0] < found.planned.found.bound < left.get_ylim()[1]
+    trade_off = [line for line in right.lines if line.get_label().startswith("the least bound")][0].get_ydata()
+    assert list(trade_off) == sorted(trade_off, reverse=True)
+    assert s.rounds <= 120
 
 
 def test_logistic_regression_on_real_data_has_a_guarantee(fednormec_, tmp_path):
@@ -272,5 +361,4 @@ def test_logistic_regression_on_real_data_has_a_guarantee(fednormec_, tmp_path):
     longer = answered(fednormec_("theory", "mine.toml", "--json", *sets("run.rounds=100000")))
     assert longer["vacuous"] is False
     result = answered(fednormec_("run", "mine.toml", "--plan", "--out", "out", "--quiet", "--json"))
-    assert result["guarantee"]["measured"] < result["guarantee"]["bound"]
-    assert result["metrics"]["test_accuracy"] > 0.6
+    assert result["guarantee"]["covered"] and result["metrics"]["test_accuracy"] > 0.6

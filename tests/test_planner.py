@@ -41,14 +41,14 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("noise", [QUIET, LOUD, Noise(0.06, 5.9)])
-@pytest.mark.parametrize("rounds", [50, 2000])
+@pytest.mark.parametrize("rounds", [1, 50, 2000])
 def test_no_settings_drawn_at_random_beat_the_plan(local, noise, rounds):
     rng = np.random.default_rng(1)
     found = plan_exactly(BASE, local, noise, rounds)
     assert found.found.holds
     start, best = BASE.client_norm, math.inf
     for _ in range(3000):
-        R = log_uniform(rng, 1e-3, 1) * start
+        R = log_uniform(rng, 1e-3, 30) * start
         beta = log_uniform(rng, 1e-3, 2) * R
         tried = Settings(
             local,
@@ -165,7 +165,6 @@ def test_any_constants_get_a_plan_whose_conditions_hold(local, L, gap, norm, sha
         found = plan_exactly(constants, local, Noise(sampling, noise), rounds)
     assert found.found.holds, found
     assert math.isfinite(found.found.bound) and found.found.bound > 0
-    assert 0 <= found.settings.warmup_rounds < rounds or rounds == 1
 
 
 @pytest.mark.parametrize("rounds", [0, -3])

@@ -317,3 +317,14 @@ def test_rounded_curvatures_do_not_open_an_abyss() -> None:
     A = torch.diag_embed(torch.tensor([[[1.0, 1e-9]], [[1.0, -0.9999e-9]]]))
     b = torch.tensor([[[0.0, 1000.0]], [[2.0, -1000.0]]])
     assert Quadratic(A, b).infimum.upper == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_direction_almost_flat_in_float32_counts_where_it_can_make_f_smaller() -> None:
+    A = torch.diag(torch.tensor([1.0, 1e-6])).expand(2, 1, 2, 2).contiguous()
+    b = torch.tensor([0.0, 1e3]).expand(2, 1, 2).contiguous()
+    problem = Quadratic(A, b)
+    assert problem.infimum.lower == pytest.approx(0.0, abs=1e-9)
+    assert problem.infimum.upper == pytest.approx(0.5, rel=1e-3)  # what is attained without that direction
+    assert problem.lower_client_infima.max() <= 1e-9
+    exact = Quadratic(A.double(), b.double())
+    assert exact.infimum.lower == exact.infimum.upper == pytest.approx(0.0, abs=1e-9)

@@ -317,9 +317,10 @@ def compare(case: Case, run: Run, promises: dict[str, Promise]) -> list[Check]:
 
 
 def _ratio(measured: np.ndarray, bound: np.ndarray, floor: float) -> np.ndarray:
-    """measured/bound; nothing where nothing was promised, or what was measured is rounding."""
+    """measured/bound, less the rounding of what was measured; nothing where nothing was promised."""
+    beyond = np.where(measured <= floor, 0.0, measured - floor)  # what is not a number stays so
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.isnan(bound) | (measured <= floor), 0.0, measured / bound)
+        return np.where(np.isnan(bound) | (beyond == 0), 0.0, beyond / bound)
 
 
 def _never_above(quantity: str, form: str, ratio: np.ndarray, shown_from: int = 0) -> Check:

@@ -131,7 +131,10 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     not_private: NotPrivate = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Take the settings that `fednormec theory` recommends (see there).")
+        bool,
+        typer.Option(
+            "--plan", help="Take the settings that `fednormec theory` recommends; without CONFIG its problem."
+        ),
     ] = False,
 ) -> None:
     from fednormec.config import QUICKSTART, THEORY
@@ -197,7 +200,7 @@ def privacy(
 
 @app.command(help=THEORY_HELP)
 def theory(
-    config: ConfigPath = None,
+    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: see above.")] = None,
     overrides: Overrides = None,
     not_private: NotPrivate = False,
     plot: Annotated[
@@ -212,12 +215,12 @@ def theory(
 
     _, asked = _read(config, overrides, not_private, THEORY)
     found = answer(asked)
-    if write is not None:
-        _write_config(Path(write), with_plan(asked, found))
     if plot is not None:
         from fednormec.plots import bound_against_rounds_and_epsilon
 
         bound_against_rounds_and_epsilon(found, Path(plot))
+    if write is not None:
+        _write_config(Path(write), with_plan(asked, found))
     if as_json:
         print(to_json(found.facts()))
         return

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 COLOURS = {"central": "#0072B2", "secagg": "#D55E00", "local": "#009E73"}
 LINES = {"zero_out": "-", "replace_one": "--"}
+WATCHED = {
+    "memory_error": "memories: max ‖P_i(x) − v_i‖",
+    "tracking_error": "server: ‖v − mean v_i‖",
+    "gradient_norm": "gradient: min ‖∇f(x)‖ so far",
+}
 TERMS = {
     "initial": "#0072B2", "memory": "#E69F00", "noise": "#D55E00", "server_step": "#009E73", "drift": "#CC79A7",
 }  # fmt: skip
@@ -43,7 +48,7 @@ def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private
     _save(figure, path)
 
 
-def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> None:
+def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
     """The least bound for each number of rounds, with its terms, and for each ε."""
     from fednormec.theory.planner import plan_exactly
 
@@ -51,7 +56,8 @@ def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     q = found.question
     at = np.unique(np.geomspace(min(8, q.rounds), q.rounds, 14).round().astype(int))
-    best = [plan_exactly(q.constants, q.local, q.noise_at(int(n)), int(n)) for n in at]
+    memory = found.planned.settings.memory
+    best = [plan_exactly(q.constants, q.local, q.noise_at(int(n)), int(n), memory) for n in at]
     left.plot(at, [promise.found.bound for promise in best], color="black", linewidth=2, label="the least bound")
     for name, colour in TERMS.items():
         values = np.array([promise.found.terms[name] for promise in best])
@@ -69,43 +75,56 @@ def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> None:
         axes.legend(fontsize=8, edgecolor="none")
     low = min([found.planned.found.bound, *(promise.found.bound for promise in best)])
     left.set_ylim(bottom=low / 20)
+    if q.from_data:
+        figure.suptitle("From constants computed from the clients' data: not private.", fontsize=10)
     _save(figure, path)
+    return figure
 
 
-def measured_against_guaranteed(promise: "Promise", records: Sequence[dict[str, Any]], path: Path) -> None:
-    """The memories' error, the server's tracking error and the gradient of a run, each under its guarantee.
+def measured_against_guaranteed(
+    promise: "Promise | None", records: Sequence[dict[str, Any]], at_start: float, path: Path
+) -> "Figure":
+    """The memories' error, the server's tracking error and the gradient of a run, each under its guarantee, if any.
 
-    `records` are the run's lines that were evaluated, with the figures of `theory.watch` under "not_private".
+    `records` are the run's lines that were evaluated, with the figures of `theory.watch` under "not_private"; at_start
+    is the gradient's norm before the first round.
     """
-    course, s = promise.course, promise.settings
     figure = _figure(path, (13, 4.2))
     rounds = [record["round"] for record in records]
-    waiting = np.full(s.warmup_rounds, np.nan)  # nothing is promised of the gradient while the model stands still
-    guaranteed = {
-        "memory_error": ("memories: max ‖P_i(x) − v_i‖", course.memory_error),
-        "tracking_error": ("server: ‖v − mean v_i‖", course.tracking_error),
-        "gradient_norm": ("gradient: min ‖∇f(x)‖ so far", np.concatenate([waiting, course.gradient_norm])),
-    }
-    for axes, (name, (title, curve)) in zip(figure.subplots(1, 3), guaranteed.items(), strict=True):
+    curves = _guaranteed(promise)
+    for axes, (name, title) in zip(figure.subplots(1, 3), WATCHED.items(), strict=True):
         values = np.array([record["not_private"][name] for record in records])
         if name == "gradient_norm":
-            values = np.minimum.accumulate(np.minimum(values, promise.constants.gradient_norm))
-            axes.set_ylim(top=10 * promise.constants.gradient_norm)
-            if promise.found.holds:
+            values = np.minimum.accumulate(np.minimum(values, at_start))
+            if promise is not None and promise.found.holds:
                 axes.axhline(
                     promise.found.bound, color=COLOURS["secagg"], linestyle=":", label="guaranteed, closed form"
                 )
         axes.plot(rounds, values, "o-", color=COLOURS["central"], markersize=3, linewidth=1, label="measured")
-        label = "guaranteed" if name == "memory_error" else "guaranteed in expectation"
-        finite = np.where(np.isfinite(curve), curve, np.nan)
-        axes.plot(np.arange(len(curve)), finite, color=COLOURS["secagg"], label=label)
-        if s.warmup_rounds:
-            axes.axvspan(0, s.warmup_rounds, color="#999999", alpha=0.15, linewidth=0, label="warm-up")
-        axes.set(xlabel="round", title=title, yscale="log", xlim=(0, s.rounds))
+        if name in curves:
+            label = "guaranteed" if name == "memory_error" else "guaranteed in expectation"
+            axes.plot(np.arange(len(curves[name])), curves[name], color=COLOURS["secagg"], label=label)
+        if promise is not None and promise.settings.warmup_rounds:
+            axes.axvspan(0, promise.settings.warmup_rounds, color="#999999", alpha=0.15, linewidth=0, label="warm-up")
+        positive = values.max() > 0
+        axes.set(xlabel="round", title=title, xlim=(0, rounds[-1]), yscale="log" if positive else "linear")
+        if name == "gradient_norm" and positive:  # the first rounds promise next to nothing: leave most of that away
+            axes.set_ylim(max(values.min() / 2, 1e-12 * values.max()), 10 * max(at_start, values.max()))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, edgecolor="none")
-    figure.suptitle("Measured against guaranteed. It looks at the clients' data: not private.", fontsize=10)
+    what = "Measured against guaranteed" if promise is not None else "Measured; no theorem covers this run"
+    figure.suptitle(f"{what}. It looks at the clients' data: not private.", fontsize=10)
     _save(figure, path)
+    return figure
+
+
+def _guaranteed(promise: "Promise | None") -> dict[str, np.ndarray]:
+    """What is guaranteed after each round; of the gradient nothing while the model stands still."""
+    if promise is None:
+        return {}
+    course, waiting = promise.course, np.full(promise.settings.warmup_rounds, np.nan)
+    curves = (course.memory_error, course.tracking_error, np.concatenate([waiting, course.gradient_norm]))
+    return {name: np.where(np.isfinite(curve), curve, np.nan) for name, curve in zip(WATCHED, curves, strict=True)}
 
 
 def _trade_off(axes: Any, found: "Answer") -> None:

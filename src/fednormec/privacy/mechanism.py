@@ -40,6 +40,8 @@ class Privacy:
     calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
     noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT PRIVATE.
     randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
+    settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from computed
+        constants: changes nothing but the statement, which says that ε does not cover it.
     """
 
     epsilon: float | None = None
@@ -53,6 +55,7 @@ class Privacy:
     calibration: Literal["exact", "paper"] = "exact"
     noise_scale: Literal["per_coordinate", "total_norm"] = "per_coordinate"
     randomness: Literal["seeded", "secure"] = "seeded"
+    settings_from_data: bool = False
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -208,6 +211,7 @@ class Plan:
     rounds_before: int
     nominal: float | None
     total_norm: bool
+    settings_from_data: bool
 
     @property
     def label(self) -> dict[str, str]:
@@ -253,7 +257,8 @@ def plan(
             )
     nominal = asked.epsilon if paper else None
     return Plan(
-        mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM
+        mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM,
+        asked.settings_from_data,
     )  # fmt: skip
 
 

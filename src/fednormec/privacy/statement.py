@@ -70,16 +70,11 @@ def state(plan: Plan, rounds: int) -> Statement:
         "nominal_epsilon_of_the_paper": plan.nominal,
         "noise_scale": "total_norm" if plan.total_norm else "per_coordinate",
         "randomness": "secure" if mechanism.secure else "seeded",
+        "settings_from_data": plan.settings_from_data,
     }
     entries = [*_grounds(plan, rounds, second), *(("not covered", text) for text in _not_covered(plan))]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
     return Statement(epsilon, plan.delta, text, facts)
-
-
-def also_not_covered(statement: Statement, text: str, **facts: Any) -> Statement:
-    """The same statement with one more thing that it leaves open."""
-    longer = f"{statement.text}\n{_entry('not covered', text)}"
-    return Statement(statement.epsilon, statement.delta, longer, statement.facts | facts)
 
 
 def up(value: float, digits: int = 3) -> str:
@@ -142,6 +137,8 @@ def _not_covered(plan: Plan) -> Iterator[str]:
         "what is taken as public: the number of clients, of classes and of features, the starting model, the settings, "
         "the test set"
     )
+    if plan.settings_from_data:
+        yield "the settings: they follow from constants computed from the clients' data, which no noise protects"
     yield "parties that leave the protocol, such as a server that chooses whom to ask"
     gaps = "" if m.secure else ", which seeded noise does nothing about"
     yield f"the gaps between floating-point numbers{gaps}"

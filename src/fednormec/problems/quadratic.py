@@ -21,7 +21,8 @@ class Quadratic:
     """f_{i,j}(x) = 1/2 (x - b_ij)^T A_ij (x - b_ij), with A_ij symmetric positive semi-definite.
 
     `curvatures` is A, (M, N, d, d); `minimisers` is b, (M, N, d). Both are kept, not copied: do not write to them.
-    The constants are computed in float64 on the CPU and are exact up to its rounding.
+    The constants are computed in float64 on the CPU and are exact up to its rounding; where float32 data leave open
+    whether a direction is flat, infima are intervals.
 
     >>> problem = Quadratic(torch.ones(2, 1, 1, 1), torch.tensor([-1.0, 1.0]).reshape(2, 1, 1))
     >>> problem.smoothness, problem.infimum
@@ -86,18 +87,17 @@ class Quadratic:
         """f^inf, attained where the mean curvature maps x to the mean of A_ij b_ij."""
         A, b = self._exact
         everything = A.reshape(1, -1, self.dim, self.dim), b.reshape(1, -1, self.dim)
-        value = _infima(*everything, self._rounding).item()
-        return Interval(value, value)
+        lower, upper = _infima(*everything, self._roundings)
+        return Interval(lower.item(), upper.item())
 
     @cached_property
     def client_infima(self) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds of each f_i^inf, (M,) float64: here the same numbers twice."""
-        values = _infima(*self._exact, self._rounding)
-        return values, values
+        """Lower and upper bounds of each f_i^inf, (M,) float64; the same unless a direction may be flat."""
+        return _infima(*self._exact, self._roundings)
 
     @property
     def lower_client_infima(self) -> Tensor:
-        """Lower bounds of each f_i^inf, (M,) float64: here they are exact."""
+        """The lower ends of `client_infima`."""
         return self.client_infima[0]
 
     @property
@@ -139,9 +139,9 @@ class Quadratic:
         return eigenvalues
 
     @property
-    def _rounding(self) -> float:
-        """Eigenvalues below this share of the largest are rounding of the data's own dtype."""
-        return _relative_rounding(self.curvatures)
+    def _roundings(self) -> tuple[float, float]:
+        """Eigenvalues below this share of the largest may be rounding of the data's own dtype, or are rounding here."""
+        return _relative_rounding(self.curvatures), _relative_rounding(self._exact[0])
 
 
 def random_quadratic(
@@ -179,11 +179,17 @@ def _client_losses(x: Tensor, A: Tensor, b: Tensor) -> Tensor:
     return torch.einsum("mjk,mjkl,mjl->mj", gap, A, gap).mean(1) / 2
 
 
-def _infima(A: Tensor, b: Tensor, rounding: float) -> Tensor:
-    """min f_i for each client. The normal equations are always solvable: A_ij b_ij lies in the range of the mean A."""
+def _infima(A: Tensor, b: Tensor, roundings: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """min f_i for each client, from below and above. The normal equations are always solvable: A_ij b_ij lies in the
+    range of the mean A.
+
+    A direction that is almost flat in the data's own dtype may be meant or be rounding. Where it is rounding the value
+    at the point that leaves it alone is attained; where it is meant the other reading is lower. No summand is negative.
+    """
     mean_A, mean_Ab = A.mean(1), (A @ b.unsqueeze(-1)).mean(1)
-    x = torch.linalg.pinv(mean_A, rtol=rounding, hermitian=True) @ mean_Ab
-    return _client_losses(x.squeeze(-1), A, b)
+    points = [torch.linalg.pinv(mean_A, rtol=rounding, hermitian=True) @ mean_Ab for rounding in roundings]
+    attained, literal = (_client_losses(x.squeeze(-1), A, b) for x in points)
+    return torch.minimum(attained, literal).clamp(min=0.0), attained
 
 
 def _blended_curvatures(

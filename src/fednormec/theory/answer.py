@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from fednormec.config import Config
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import Privacy
+from fednormec.privacy.mechanism import MOST, Privacy
+from fednormec.privacy.mechanism import plan as privacy_plan
 from fednormec.theory.corrected import Promise
 from fednormec.theory.guarantee import Guarantee
 from fednormec.theory.planner import plan, plan_exactly
 from fednormec.theory.printed import theorem_local_gd, theorem_local_ig
 from fednormec.theory.question import Question, ask, own_promise
-from fednormec.theory.setting import round_noise
+from fednormec.theory.setting import Constants, Noise, round_noise
 
 PLANNED = ("alpha", "beta", "server_step", "local_step", "warmup_rounds", "rounds")
 LOCAL_NAMES = {"one_step": "one local step", "gd": "several local steps", "ig": "incremental local steps"}
@@ -40,11 +41,12 @@ class Answer(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """The plan by name."""
-        return {name: getattr(self.planned.settings, name) for name in PLANNED} | {"server_normalization": True}
+        s = self.planned.settings
+        return {name: getattr(s, name) for name in PLANNED} | {"server_normalization": True, "initial_memory": s.memory}
 
     @property
-    def printed(self) -> Guarantee:
-        """The paper's own theorem at the plan's settings, for comparison."""
+    def printed(self) -> Guarantee | None:
+        """The paper's own theorem at the plan's settings, for comparison; None where a constant of it is not known."""
         return as_printed(self.question, self.planned)
 
     def facts(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Answer(NamedTuple):
             "round_budget": q.rounds,
             "plan": self.settings | _noise_std(q, self.planned.settings.rounds),
             **self.planned.facts(),
-            "as_printed": self.printed.facts(),
+            "as_printed": self.printed and self.printed.facts(),
             "this_config": own if self.own is None else own | self.own.facts(),
         }
 
@@ -72,7 +74,8 @@ class Answer(NamedTuple):
 def answer(config: Config) -> Answer:
     """The plan for a config, and what its own settings guarantee."""
     question = ask(config)
-    planned = plan(question.constants, question.local, question.noise_at, question.rounds)
+    memory = question.rules.config["method"]["initial_memory"]
+    planned = plan(question.constants, question.local, question.noise_at, question.rounds, memory)
     try:
         return Answer(question, planned, own_promise(question), None)
     except UserError as error:
@@ -80,21 +83,24 @@ def answer(config: Config) -> Answer:
 
 
 def with_plan(config: Config, found: Answer) -> Config:
-    """The config with the plan's settings in place of its own."""
+    """The config with the plan's settings in place of its own, and a note for the statement where they follow from the
+    clients' data."""
     s = found.planned.settings
     method = {
         "alpha": s.alpha, "beta": s.beta, "server_step": s.server_step, "server_normalization": True,
-        "warmup_rounds": s.warmup_rounds, "initial_memory": "zero",
+        "warmup_rounds": s.warmup_rounds, "initial_memory": s.memory,
     }  # fmt: skip
     planned = {name: dict(section) for name, section in config.items()}
     planned["method"] = planned.get("method", {}) | method
     planned["run"] = planned.get("run", {}) | {"rounds": s.rounds}
     if "local" in found.question.rules.config:
         planned["local"] = planned.get("local", {}) | {"step": s.local_step}
+    if "privacy" in planned and found.question.from_data:
+        planned["privacy"] |= {"settings_from_data": True}
     return planned
 
 
-def as_printed(question: Question, promise: Promise) -> Guarantee:
+def as_printed(question: Question, promise: Promise) -> Guarantee | None:
     """Theorem 1 or 2 at given settings, where R is what the warm-up leaves and sigma_DP^2 is E||z||^2.
 
     Noise of the sum enters as that of messages which add up to as much.
@@ -105,15 +111,12 @@ def as_printed(question: Question, promise: Promise) -> Guarantee:
         p=question.rate, noise_std=math.sqrt(promise.noise.privacy * question.rate * c.clients), alpha=s.alpha,
         beta=s.beta, local_step=s.local_step, server_step=s.server_step, last_round=s.steps - 1,
     )  # fmt: skip
-    heterogeneity = c.heterogeneity or 0.0
+    if c.heterogeneity is None:
+        return None
     if s.local == "ig":
-        spread = c.component_heterogeneity or 0.0
-        found = theorem_local_ig(heterogeneity=heterogeneity, component_heterogeneity=spread, **numbers)
-    else:
-        found = theorem_local_gd(heterogeneity=heterogeneity, steps=1 if s.local == "one_step" else 2, **numbers)
-    if c.heterogeneity is None:  # nobody computed it, so nobody can judge what it is asked for
-        found = found._replace(conditions=tuple(x for x in found.conditions if "heterogeneity" not in x.name))
-    return found
+        spread = c.known("component_heterogeneity", s.local)
+        return theorem_local_ig(heterogeneity=c.heterogeneity, component_heterogeneity=spread, **numbers)
+    return theorem_local_gd(heterogeneity=c.heterogeneity, steps=1 if s.local == "one_step" else 2, **numbers)
 
 
 def with_epsilon(question: Question, epsilon: float) -> Privacy:
@@ -122,9 +125,11 @@ def with_epsilon(question: Question, epsilon: float) -> Privacy:
     return replace(asked, epsilon=epsilon, noise_std=None, calibration="exact", noise_scale="per_coordinate")
 
 
-def _noise_std(q: Question, rounds: int) -> dict[str, float]:
+def _noise_std(q: Question, rounds: int) -> dict[str, Any]:
     agreed = q.agreed(q.rules.privacy, rounds)
-    return {} if agreed is None else {"noise_std": agreed.mechanism.noise_std, "epsilon": agreed.epsilon(rounds)}
+    if agreed is None:
+        return {}
+    return {"noise_std": agreed.mechanism.noise_std, "epsilon": agreed.epsilon(rounds), **agreed.label}
 
 
 def _text(found: Answer) -> Iterator[str]:
@@ -139,11 +144,16 @@ def _text(found: Answer) -> Iterator[str]:
     for name, meaning in CONSTANTS.items():
         value = getattr(c, name)
         if value is not None:
-            yield f"  {name:<24} {value:>10.4g}  {meaning}"
-    yield f"plan           of at most {q.rounds:,} rounds"
-    for name, value in found.settings.items():
-        if name not in ("server_normalization",) and (name != "local_step" or q.local != "one_step"):
-            yield f"  {name:<24} {_number(value):>10}"
+            yield f"  {name:<24} {value:>10.4g}  {meaning}{'  (given)' if q.from_data and name in q.given else ''}"
+    asked = q.rules.run.rounds
+    yield f"plan           of at most {q.rounds:,} rounds" + (
+        "" if q.rounds == asked else f": with this noise the budget pays for no more of the {asked:,}"
+    )
+    for name in PLANNED:
+        if name != "local_step" or q.local != "one_step":
+            yield f"  {name:<24} {_number(getattr(s, name)):>10}"
+    if s.memory != "zero":
+        yield f"  {'initial_memory':<24} {s.memory}"
     yield from _verdict(found)
     yield from _table(found)
     yield from _own(found)
@@ -167,8 +177,8 @@ def _verdict(found: Answer) -> Iterator[str]:
         yield f"guarantee      min E‖∇f(x)‖ ≤ {bound:.4g}, which is {bound / at_start:.1%} of ‖∇f(x⁰)‖ = {at_start:.4g}"
         return
     yield (
-        f"guarantee      VACUOUS: the least bound is {bound:.4g}, not below ‖∇f(x⁰)‖ = {at_start:.4g}: it promises "
-        "nothing that standing still would not."
+        f"guarantee      VACUOUS: the least bound found is {bound:.4g}, not below ‖∇f(x⁰)‖ = {at_start:.4g}: it "
+        "promises nothing that standing still would not."
     )
     course = planned.course
     if course.bound < at_start:
@@ -180,43 +190,53 @@ def _verdict(found: Answer) -> Iterator[str]:
 def advice(found: Answer) -> Iterator[str]:
     """What would make a vacuous bound say something, the rest staying as it is."""
     q, rounds = found.question, found.planned.settings.rounds
-    worst = max(found.planned.found.terms, key=lambda name: found.planned.found.terms[name])
-    yield f"Its largest term is {worst}."
-    for factor in (2.0**k for k in range(1, 15)):
-        many = replace(q.constants, clients=int(q.constants.clients * factor))
-        noise = found.planned.noise
-        share = noise.privacy / (factor if q.rules.privacy and q.rules.privacy.trust != "central" else factor**2)
-        fewer = round_noise(many.clients, many.dim, q.rate)._replace(privacy=share)
-        if not plan_exactly(many, q.local, fewer, rounds).vacuous:
-            yield f"About {many.clients:,} such clients would be enough."
+    terms = found.planned.found.terms
+    yield f"Its largest term is {max(terms, key=lambda name: terms[name])}."
+    memory = found.planned.settings.memory
+
+    def enough(constants: Constants, noise: Noise, rounds: int) -> bool:
+        return not plan_exactly(constants, q.local, noise, rounds, memory).vacuous
+
+    for clients in (q.constants.clients * 2**k for k in range(1, 15)):
+        many = replace(q.constants, clients=clients)
+        if clients <= MOST and enough(many, _noise_of(q, clients, rounds), rounds):
+            yield f"About {clients:,} such clients would be enough."
             break
     if q.rules.privacy is not None and q.rules.privacy.epsilon is not None:
         for epsilon in (q.rules.privacy.epsilon * 2.0**k for k in range(1, 8)):
-            noise = q.noise_with(with_epsilon(q, epsilon))(rounds)
-            if not plan_exactly(q.constants, q.local, noise, rounds).vacuous:
+            if enough(q.constants, q.noise_with(with_epsilon(q, epsilon))(rounds), rounds):
                 yield f"About ε = {epsilon:g} would be enough."
                 break
-    longer = plan_exactly(q.constants, q.local, found.planned.noise, 16 * rounds)
-    if q.rules.privacy is None and not longer.vacuous:
-        yield f"{16 * rounds:,} rounds would be enough."
+    for longer in (rounds * 4**k for k in range(1, 6) if q.rounds == q.rules.run.rounds):
+        if longer > q.rounds and enough(q.constants, _noise_of(q, q.constants.clients, longer), longer):
+            yield f"About {longer:,} rounds would be enough."
+            break
+
+
+def _noise_of(q: Question, clients: int, rounds: int) -> Noise:
+    """The noise of a round if there were so many clients, each drawn as often."""
+    mechanism = None
+    if q.rules.privacy is not None:
+        radius, who = q.rules.algorithm.bound.radius, q.rules.participation
+        mechanism = privacy_plan(q.rules.privacy, clients, who, radius, q.constants.dim, rounds).mechanism
+    return round_noise(clients, q.constants.dim, q.rate, mechanism)
 
 
 def _table(found: Answer) -> Iterator[str]:
     closed, course, printed = found.planned.found, found.planned.course, found.printed
     meaning = _meanings(found.planned)
-    yield f"  {'term':<16}{'closed form':>12}{'round by round':>16}{'as printed':>12}"
-    columns = [closed.terms, course.terms, printed.terms]
-    names = [*closed.terms, *(name for name in printed.terms if name not in closed.terms)]
+    theirs = {} if printed is None else printed.terms
+    yield f"  {'term':<16}{'closed form':>12}{'round by round':>16}{'as printed' if printed else '':>12}".rstrip()
+    columns = [closed.terms, course.terms, theirs]
+    names = [*closed.terms, *(name for name in theirs if name not in closed.terms)]
     for name in names:
         cells = [f"{column[name]:.4g}" if name in column else "" for column in columns]
         yield f"  {name:<16}{cells[0]:>12}{cells[1]:>16}{cells[2]:>12}   {meaning.get(name, '')}".rstrip()
-    yield f"  {'sum':<16}{closed.bound:>12.4g}{course.bound:>16.4g}{printed.bound:>12.4g}"
-    if printed.broken:
-        yield f"  {printed.source}: its conditions do not hold here ({'; '.join(c.name for c in _broken(printed))})"
-
-
-def _broken(found: Guarantee) -> list[Any]:
-    return [c for c in found.conditions if not c.holds]
+    total = "" if printed is None else f"{printed.bound:>12.4g}"
+    yield f"  {'sum':<16}{closed.bound:>12.4g}{course.bound:>16.4g}{total}"
+    if printed is not None and not printed.holds:
+        broken = "; ".join(c.name for c in printed.conditions if not c.holds)
+        yield f"  {printed.source}: its conditions do not hold here ({broken})"
 
 
 def _meanings(promise: Promise) -> dict[str, str]:

@@ -89,8 +89,8 @@ def guarantee(constants: Constants, settings: Settings, noise: Noise, start_erro
     """min_k E||grad f(x^k)|| over the rounds that move the model, in closed form.
 
     c0 V/(eta n) + 2R + 2 beta sqrt(nu rounds) + eta L/2 + drift. One local step: c0 = 1, no drift. Several, or
-    incremental: c0 = e; with D the heterogeneity the drift is 4 L gamma sqrt(2 L D) where eta gamma n <= sqrt(D)/(4 L
-    sqrt(2L)), else 4 L gamma (L D/c + c/2) with c = 4 L^2 gamma eta n, which needs nothing.
+    incremental: c0 = e; with D the heterogeneity the drift is 4 L gamma (L D/c + c/2), c the larger of sqrt(2 L D) and
+    4 L^2 gamma eta n: 4 L gamma sqrt(2 L D) where eta is small enough.
     R is the least error that the warm-up reaches and Corrected Lemma 1 keeps. `start_error` is max_i ||P_i(x^0) -
     v_i^0|| where it is known better than from the constants.
     """
@@ -218,19 +218,23 @@ def _memories(start: float, s: Settings, moved: float) -> tuple[np.ndarray, np.n
 
 
 def drift_of(c: Constants, s: Settings) -> tuple[float, float]:
-    """c0 and the drift term of the closed form.
-
-    2 ||mean_i (P_i - grad f_i)|| <= A sqrt(2 L (V + D)) <= A (L (V + D)/c + c/2) for every c > 0, with A = 4 L gamma.
-    The part with V makes the gap grow by 1 + a in a round, a = A L eta/c, the rest is the drift. c = sqrt(2 L D) makes
-    that least; c0 = (1 + a)^n <= e if a n <= 1, which c = A L eta n always has.
-    """
+    """c0 and the drift term of the closed form: 2 ||mean_i (P_i - grad f_i)|| <= 4 L gamma sqrt(2 L (V + D))."""
     if s.local == "one_step":
         return 1.0, 0.0
-    L, D, gamma, eta, n = c.smoothness, c.spread(s.local), s.local_step, s.server_step, s.steps
-    A, best = 4 * L * gamma, math.sqrt(2 * L * D)
-    simple = D > 0 and eta * gamma * n <= math.sqrt(D) / (4 * L * math.sqrt(2 * L))
-    split = best if simple else A * L * eta * n
-    return E, A * (L * D / split + split / 2)
+    return E, _split(4 * c.smoothness * s.local_step, c, s)[0]
+
+
+def _split(A: float, c: Constants, s: Settings) -> tuple[float, float]:
+    """The drift, and the growth a of the gap in a round, from 2 ||mean_i (P_i - grad f_i)|| <= A sqrt(2 L (V + D)).
+
+    That is at most A (L (V + D)/c + c/2) for every c > 0. The part with V makes the gap grow by 1 + a in a round, a =
+    A L eta/c; the rest is the drift, least for c = sqrt(2 L D). (1 + a)^n <= e needs a n <= 1, that is c >= A L eta n.
+    """
+    L, D = c.smoothness, c.spread(s.local)
+    split = max(math.sqrt(2 * L * D), A * L * s.server_step * s.steps)
+    if math.isinf(A) or split == 0:
+        return A, 0.0
+    return A * (L * D / split + split / 2), A * L * s.server_step / split
 
 
 def _path_lipschitz(c: Constants, s: Settings) -> float:
@@ -239,16 +243,12 @@ def _path_lipschitz(c: Constants, s: Settings) -> float:
 
 
 def _followed_drift(c: Constants, s: Settings) -> tuple[float, float]:
-    """The drift and a, as in `drift_of`, with the exact length of a path: its points are on average no further from x
-    than (e^u - 1 - u)/u^2 gamma ||grad f_i(x)||, incremental (e^u - 1)/u gamma mean_j ||grad f_{i,j}(x)||."""
+    """The drift and a with the exact length of a path: its points are on average no further from x than (e^u - 1 -
+    u)/u^2 gamma ||grad f_i(x)||, incremental (e^u - 1)/u gamma mean_j ||grad f_{i,j}(x)||."""
     if s.local == "one_step":
         return 0.0, 0.0
-    L, D, n, u = c.smoothness, c.spread(s.local), s.steps, c.smoothness * s.local_step
-    A = 2 * (path_excess(u) if s.local == "gd" else u * path_growth(u))
-    split = max(math.sqrt(2 * L * D), A * L * s.server_step * n)
-    if math.isinf(A) or split == 0:
-        return A, 0.0
-    return A * (L * D / split + split / 2), A * L * s.server_step / split
+    u = c.smoothness * s.local_step
+    return _split(2 * (path_excess(u) if s.local == "gd" else u * path_growth(u)), c, s)
 
 
 def _conditions(c: Constants, s: Settings, moved: float) -> tuple[Condition, ...]:

@@ -17,17 +17,18 @@ from fednormec.theory.corrected import (
     promise,
     update_lipschitz,
 )
-from fednormec.theory.setting import Constants, Local, Noise, Settings
+from fednormec.theory.setting import Constants, Local, Memory, Noise, Settings
 
 NoiseAt = Callable[[int], Noise]
-DRIFT_SHARE = 0.05  # of the bound, that local steps may cost
+DRIFT_SHARE = 0.05  # of the rest of the bound, that local steps may cost
 LEAST_ALPHA = 0.01  # of R: smoothing that costs one per cent of the server step
 
 
-def plan(constants: Constants, local: Local, noise_at: NoiseAt, rounds: int) -> Promise:
-    """The best settings with at most `rounds` rounds; noise_at(n) is the noise of a round when n are planned.
+def plan(constants: Constants, local: Local, noise_at: NoiseAt, rounds: int, memory: Memory = "zero") -> Promise:
+    """The best settings found with at most `rounds` rounds; noise_at(n) is the noise of a round when n are planned.
 
-    With a fixed privacy budget more rounds mean more noise in each, so that fewer may be better.
+    With a fixed privacy budget more rounds mean more noise in each, so that fewer may be better. `memory` says where
+    the memories start; from the local updates, which is never private, they need no warm-up.
     """
     at_least_one("rounds", rounds)
     tried: dict[int, Promise] = {}
@@ -35,29 +36,29 @@ def plan(constants: Constants, local: Local, noise_at: NoiseAt, rounds: int) -> 
     def try_all(candidates: np.ndarray) -> int:
         for n in np.unique(candidates.round().astype(int)):
             if int(n) not in tried:
-                tried[int(n)] = plan_exactly(constants, local, noise_at(int(n)), int(n))
+                tried[int(n)] = plan_exactly(constants, local, noise_at(int(n)), int(n), memory)
         return min(tried, key=lambda n: tried[n].found.bound)
 
-    best = try_all(np.geomspace(min(8, rounds), rounds, 16))
+    best = try_all(np.geomspace(min(8, rounds), rounds, 12))
     for width in (1.3, 1.08):
-        best = try_all(np.clip(best * np.geomspace(1 / width, width, 7), 1, rounds))
+        best = try_all(np.clip(best * np.geomspace(1 / width, width, 5), 1, rounds))
     return tried[best]
 
 
-def plan_exactly(constants: Constants, local: Local, noise: Noise, rounds: int) -> Promise:
-    """The best settings with exactly so many rounds.
+def plan_exactly(constants: Constants, local: Local, noise: Noise, rounds: int, memory: Memory = "zero") -> Promise:
+    """The best settings found with exactly so many rounds.
 
     The bound never rewards local work, since a smaller local step always makes it smaller; what is chosen is the
-    largest gamma whose drift makes up at most 5 % of the bound.
+    largest gamma whose drift is at most 5 % of the other terms.
     """
     gamma = 1 / (2 * constants.smoothness)
     for _ in range(1 if local == "one_step" else 3):
-        settings = _search(constants, local, noise, rounds, gamma)
+        settings = _search(constants, local, noise, rounds, gamma, memory)
         gamma = gamma if local == "one_step" else _largest_local_step(constants, settings, noise)
     return promise(constants, replace(settings, local_step=gamma), noise)
 
 
-def _search(c: Constants, local: Local, noise: Noise, rounds: int, gamma: float) -> Settings:
+def _search(c: Constants, local: Local, noise: Noise, rounds: int, gamma: float, memory: Memory) -> Settings:
     """R, beta/R and alpha/R on a grid that closes in on the best point; warm-up and server step follow from them.
 
     A memory's error falls by beta r/(alpha + r) in a round of warm-up, at most the time that the differential equation
@@ -65,13 +66,13 @@ def _search(c: Constants, local: Local, noise: Noise, rounds: int, gamma: float)
     """
     start, lam = c.start_error(local, gamma), update_lipschitz(local, c.smoothness)
     c0 = 1.0 if local == "one_step" else math.e
-    low, high = np.log([1e-6, 1e-6, LEAST_ALPHA]), np.log([1.0, 4.0, 4.0])
+    low, high = np.log([1e-6, 1e-6, LEAST_ALPHA]), np.log([1e3, 4.0, 4.0])
     axes = [np.linspace(lo, hi, size) for lo, hi, size in zip(low, high, (61, 61, 9), strict=True)]
     for _ in range(5):
         u, b, a = np.meshgrid(*(np.exp(axis) for axis in axes), indexing="ij")
         R = u * start
         beta, alpha = b * R, a * R
-        warmup = np.ceil((1 - u - a * u * np.log(u)) / (b * u) - 1e-9)
+        warmup = np.maximum(np.ceil((1 - u - a * u * np.log(u)) / (b * u) - 1e-9), 0) * (memory == "zero")
         n = rounds - warmup
         excess = np.maximum(np.sqrt(beta) - np.sqrt(alpha), 0) ** 2
         most = np.where(b < 1 + a, np.minimum(beta / (1 + a), R - excess), 0.0) / lam
@@ -82,7 +83,7 @@ def _search(c: Constants, local: Local, noise: Noise, rounds: int, gamma: float)
         at = np.unravel_index(np.argmin(np.where(ok, bound, np.inf)), bound.shape)
         found = tuple(float(values[at]) for values in (R, beta, alpha))
         axes = [_closer(axis, i, lo, hi) for axis, i, lo, hi in zip(axes, at, low, high, strict=True)]
-    return _settings(c, local, gamma, rounds, *found)
+    return _settings(c, local, gamma, rounds, memory, *found)
 
 
 def _closer(axis: np.ndarray, i: np.intp, low: float, high: float) -> np.ndarray:
@@ -90,10 +91,14 @@ def _closer(axis: np.ndarray, i: np.intp, low: float, high: float) -> np.ndarray
     return np.linspace(max(low, axis[i] - step), min(high, axis[i] + step), 13)
 
 
-def _settings(c: Constants, local: Local, gamma: float, rounds: int, R: float, beta: float, alpha: float) -> Settings:
+def _settings(
+    c: Constants, local: Local, gamma: float, rounds: int, memory: Memory, R: float, beta: float, alpha: float
+) -> Settings:
     """The exact warm-up to R and the best server step that keeps it."""
-    start = c.start_error(local, gamma)
-    warmup = min(rounds - 1, math.ceil(max(0.0, (start - R + alpha * math.log(start / R)) / beta)))
+    start, warmup = 0.0, 0
+    if memory == "zero":
+        start = c.start_error(local, gamma)
+        warmup = min(rounds - 1, math.ceil(max(0.0, (start - R + alpha * math.log(start / R)) / beta)))
     error = error_after_warmup(start, alpha, beta, warmup)
     while warmup > 0 and warmup <= EXACT_ROUNDS:  # rounds are a little faster than the differential equation
         sooner = error_after_warmup(start, alpha, beta, warmup - 1)
@@ -104,7 +109,7 @@ def _settings(c: Constants, local: Local, gamma: float, rounds: int, R: float, b
     wanted = math.sqrt(2 * c0 * c.gap / (c.smoothness * (rounds - warmup)))
     most = largest_server_step(max(R, error), alpha, beta, update_lipschitz(local, c.smoothness))
     eta = max(min(wanted, most), 1e-9 * most, 1e-300)
-    return Settings(local, gamma, alpha, beta, eta, rounds, warmup)
+    return Settings(local, gamma, alpha, beta, eta, rounds, warmup, memory)
 
 
 def _largest_local_step(c: Constants, settings: Settings, noise: Noise) -> float:

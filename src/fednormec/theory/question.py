@@ -1,12 +1,11 @@
 """From a config to what a guarantee needs: the problem's constants, the method's settings, the noise of each round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fednormec.config import Config
@@ -30,6 +29,7 @@ from fednormec.theory.setting import (
     knows_constants,
     round_noise,
 )
+from fednormec.theory.watch import gradient_norms, tiles
 
 COVERED = ("fed_normec", "alpha_normec")
 MOST_ROUNDS = 10**7
@@ -47,6 +47,7 @@ class Question(NamedTuple):
 
     rules: Rules
     constants: Constants
+    given: frozenset[str]
     from_data: bool
     local: Local
     rate: float
@@ -76,29 +77,37 @@ def ask(config: Config) -> Question:
     given = GivenConstants(**said.config.get("constants", {})).known
     local = local_of(said.config, None)
     if all(name in given for name in (*REQUIRED, *FOR_LOCAL[local])):
-        return _question(said, Constants(**given), False, local, None, None)
+        return _question(said, Constants(**given), given, False, local, None, None)
     return ask_about(assemble(config))
 
 
-def ask_about(experiment: Experiment) -> Question:
-    """The question of an experiment whose problem has been built."""
+def ask_about(experiment: Experiment, known: Constants | None = None) -> Question:
+    """The question of an experiment whose problem has been built; `known` are its constants, where somebody has
+    computed them before."""
     e = experiment
     said = Rules(e.algorithm, e.participation, e.privacy, e.run, e.config)
     given = GivenConstants(**e.config.get("constants", {})).known
     local = local_of(e.config, e.problem.client_sizes)
     _rate(said, e.problem.num_clients)
     x0 = e.problem.init(generator(e.run.seed, "init"))
-    constants, from_data = _constants(e.problem, x0, local, given)
-    start = _start_error(e, x0) if from_data else None
-    return _question(said, constants, from_data, local, start, e.problem)
+    missing = [name for name in (*REQUIRED, *FOR_LOCAL[local]) if name not in given and name not in PUBLIC]
+    constants = _constants(e.problem, x0, local, given, missing) if known is None else known
+    start = _start_error(e, x0) if missing and known is None else None
+    return _question(said, constants, given, bool(missing), local, start, e.problem)
 
 
-def promise_of(experiment: Experiment) -> tuple[Promise, bool]:
+def promise_of(experiment: Experiment, known: Constants | None = None) -> tuple[Promise, bool]:
     """What an experiment's settings guarantee, and whether its constants look at data; a UserError says why no theorem
     covers it, before anything is computed."""
-    settings_of(experiment.config, local_of(experiment.config, experiment.problem.client_sizes), experiment.run.rounds)
-    question = ask_about(experiment)
+    require_covered(experiment)
+    question = ask_about(experiment, known)
     return own_promise(question), question.from_data
+
+
+def require_covered(experiment: Experiment) -> None:
+    """Says so where no theorem covers what an experiment does."""
+    local = local_of(experiment.config, experiment.problem.client_sizes)
+    settings_of(experiment.config, local, experiment.run.rounds)
 
 
 def own_promise(question: Question) -> Promise:
@@ -143,7 +152,13 @@ def local_of(config: Config, sizes: np.ndarray | None) -> Local:
 
 
 def _question(
-    said: Rules, constants: Constants, from_data: bool, local: Local, start_error: float | None, problem: Problem | None
+    said: Rules,
+    constants: Constants,
+    given: Iterable[str],
+    from_data: bool,
+    local: Local,
+    start_error: float | None,
+    problem: Problem | None,
 ) -> Question:
     @cache
     def agreed(privacy: Privacy | None, rounds: int) -> Plan | None:
@@ -157,46 +172,30 @@ def _question(
     first = agreed(said.privacy, said.run.rounds)
     rounds = said.run.rounds if first is None else first.rounds
     rate = _rate(said, constants.clients)
-    return Question(said, constants, from_data, local, rate, rounds, start_error, agreed)
+    return Question(said, constants, frozenset(given), from_data, local, rate, rounds, start_error, agreed)
 
 
 def _rate(said: Rules, clients: int) -> float:
     return covered_rate(said.participation, clients, 1 if said.privacy is None else said.privacy.min_cohort)
 
 
-def _constants(problem: Problem, x0: Tensor, local: Local, given: dict[str, Any]) -> tuple[Constants, bool]:
-    """The given constants, and the problem's own for the rest; whether any of those looks at clients' data."""
-    needed = [*REQUIRED, *FOR_LOCAL[local]]
-    missing = [name for name in needed if name not in given and name not in PUBLIC]
-    if knows_constants(problem):
-        computed = constants_of(problem, x0, local) if missing else None
-    else:
-        computed = None
-        unknown = [name for name in missing if name not in ("gradient_norm", "client_norm")]
-        if unknown:
-            raise UserError(
-                f"this problem does not know its own constants: give {', '.join(unknown)} in [constants], or with "
-                f"--set constants.{unknown[0]}=...; quadratic and logistic problems know theirs."
-            )
-    if computed is not None:
-        return replace(computed, **given), True
+def _constants(problem: Problem, x0: Tensor, local: Local, given: dict[str, Any], missing: list[str]) -> Constants:
+    """The given constants, and the problem's own for those that are missing."""
+    if missing and knows_constants(problem):
+        return replace(constants_of(problem, x0, local), **given)
+    unknown = [name for name in missing if name not in ("gradient_norm", "client_norm")]
+    if unknown:
+        raise UserError(
+            f"this problem does not know its own constants: give {', '.join(unknown)} in [constants], or with "
+            f"--set constants.{unknown[0]}=...; quadratic and logistic problems know theirs."
+        )
+    mean, largest = gradient_norms(problem, x0) if missing else (0.0, 0.0)
     sizes = {"clients": problem.num_clients, "dim": problem.dim}
-    return Constants(**{**sizes, **(_norms(problem, x0) if missing else {}), **given}), bool(missing)
-
-
-def _norms(problem: Problem, x0: Tensor) -> dict[str, float]:
-    """||grad f(x0)|| and max_i ||grad f_i(x0)||, tile by tile."""
-    total, largest = torch.zeros(problem.dim, dtype=torch.float64), 0.0
-    for start in range(0, problem.num_clients, problem.tile):
-        rows = problem.grad(x0, np.arange(start, min(start + problem.tile, problem.num_clients))).double().cpu()
-        total += rows.sum(0)
-        largest = max(largest, rows.norm(dim=1).max().item())
-    return {"gradient_norm": (total / problem.num_clients).norm().item(), "client_norm": largest}
+    return Constants(**{**sizes, "gradient_norm": mean, "client_norm": largest, **given})
 
 
 def _start_error(e: Experiment, x0: Tensor) -> float:
     """max_i ||P_i(x^0)||, exactly."""
-    m, tile = e.problem.num_clients, e.problem.tile
-    tiles = [np.arange(start, min(start + tile, m)) for start in range(0, m, tile)]
-    updates = [e.algorithm.local.run(e.problem, x0, ids, Moment(e.run.seed, 1), None) for ids in tiles]
+    moment = Moment(e.run.seed, 1)
+    updates = (e.algorithm.local.run(e.problem, x0, ids, moment, None) for ids in tiles(e.problem))
     return float(max(rows.double().norm(dim=1).max().item() for rows in updates))

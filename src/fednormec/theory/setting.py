@@ -20,6 +20,7 @@ from fednormec.problems.logistic import Logistic
 from fednormec.problems.quadratic import Quadratic
 
 Local = Literal["one_step", "gd", "ig"]
+Memory = Literal["zero", "local_updates"]
 LOCALS: tuple[Local, ...] = ("one_step", "gd", "ig")
 
 
@@ -129,7 +130,7 @@ class Settings:
     server_step: float
     rounds: int
     warmup_rounds: int = 0
-    memory: Literal["zero", "local_updates"] = "zero"
+    memory: Memory = "zero"
 
     def __post_init__(self) -> None:
         one_of("local", self.local, LOCALS)
@@ -219,7 +220,7 @@ def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Co
         )
     gradients = problem.grad(x0, np.arange(problem.num_clients)).double()
     spread = component_norm = component_spread = None
-    if local in ("gd", None):
+    if local in ("gd", None) or isinstance(problem, Quadratic):
         spread = max(0.0, problem.infimum.upper - problem.lower_client_infima.mean().item())
     if local in ("ig", None):
         component_norm, component_spread = _component_norm(problem, x0), _component_spread(problem)
@@ -227,7 +228,7 @@ def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Co
         smoothness=problem.smoothness,
         gap=_gap(problem.evaluate(x0).not_private["train_loss"], problem.infimum),
         gradient_norm=gradients.mean(0).norm().item(),
-        client_norm=max(gradients.norm(dim=1).max().item(), 1e-300),
+        client_norm=max(gradients.norm(dim=1).max().item(), 1e-100),
         clients=problem.num_clients,
         dim=problem.dim,
         heterogeneity=spread,
@@ -244,8 +245,11 @@ def _check_constants(constants: Constants | GivenConstants) -> None:
     }
     for check, names in checks.items():
         for name in names:
-            if getattr(constants, name) is not None:
-                check(f"constants.{name}", getattr(constants, name))
+            value = getattr(constants, name)
+            if value is not None:
+                check(f"constants.{name}", value)
+                if value > 1e100 or (check is positive and value < 1e-100):
+                    raise UserError(f"constants.{name} must lie between 1e-100 and 1e100, not {value:g}: rescale.")
     mean, largest = constants.gradient_norm, constants.client_norm
     if mean is not None and largest is not None and mean > largest * (1 + 1e-6):
         raise UserError(

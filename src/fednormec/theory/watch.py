@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm
 from fednormec.engine import Round
@@ -26,14 +27,28 @@ def can_measure(algorithm: Algorithm) -> bool:
 
 def measure(problem: Problem, algorithm: Algorithm, r: Round, seed: int = 0) -> Measured:
     """The figures after a round of an error-feedback method with one memory per client."""
-    errors, memories, gradient = [], r.server.memory.double() * 0, r.x.double() * 0
-    for start in range(0, problem.num_clients, problem.tile):
-        ids = np.arange(start, min(start + problem.tile, problem.num_clients))
-        rows = r.memory[start : start + problem.tile].double()
-        updates = algorithm.local.run(problem, r.x, ids, Moment(seed, r.number + 1), None).double()
-        errors.append((updates - rows).norm(dim=1).max())
-        memories += rows.sum(0)
-        gradient += problem.grad(r.x, ids).double().sum(0)
-    m = problem.num_clients
-    tracking = (r.server.memory.double() - memories / m).norm().item()
-    return Measured(torch.stack(errors).max().item(), tracking, (gradient / m).norm().item())
+    moment = Moment(seed, r.number + 1)
+    errors = [
+        (algorithm.local.run(problem, r.x, ids, moment, None).double() - r.memory[ids[0] : ids[-1] + 1])
+        .norm(dim=1)
+        .max()
+        for ids in tiles(problem)
+    ]
+    tracking = (r.server.memory.double() - r.memory.double().mean(0)).norm().item()
+    return Measured(torch.stack(errors).max().item(), tracking, gradient_norms(problem, r.x)[0])
+
+
+def gradient_norms(problem: Problem, x: Tensor) -> tuple[float, float]:
+    """||grad f(x)|| and max_i ||grad f_i(x)||."""
+    total, largest = x.double() * 0, 0.0
+    for ids in tiles(problem):
+        rows = problem.grad(x, ids).double()
+        total += rows.sum(0)
+        largest = max(largest, rows.norm(dim=1).max().item())
+    return (total / problem.num_clients).norm().item(), largest
+
+
+def tiles(problem: Problem) -> list[np.ndarray]:
+    """All clients, as many at once as the problem takes."""
+    m, size = problem.num_clients, problem.tile
+    return [np.arange(start, min(start + size, m)) for start in range(0, m, size)]
