@@ -62,7 +62,7 @@ problem with a thousand clients and ε = 8.
 \b
 Examples:
   fednormec theory
-  fednormec theory --set problem.clients=50                        too few clients: vacuous, and it says so
+  fednormec theory --set problem.clients=20                        too few clients: vacuous, and it says so
   fednormec theory --not-private --set local.steps=5
   fednormec theory --set privacy.epsilon=2 --plot bound.png
   fednormec theory my.toml --write planned.toml                    the config with the plan's settings
@@ -210,15 +210,17 @@ def theory(
     as_json: AsJson = False,
 ) -> None:
     from fednormec.config import THEORY
+    from fednormec.progress import counted
     from fednormec.runs import to_json
     from fednormec.theory.answer import answer, with_plan
 
     _, asked = _read(config, overrides, not_private, THEORY)
-    found = answer(asked)
-    if plot is not None:
-        from fednormec.plots import bound_against_rounds_and_epsilon
+    with counted("planning", as_json):
+        found = answer(asked)
+        if plot is not None:
+            from fednormec.plots import bound_against_rounds_and_epsilon
 
-        bound_against_rounds_and_epsilon(found, Path(plot))
+            bound_against_rounds_and_epsilon(found, Path(plot))
     if write is not None:
         _write_config(Path(write), with_plan(asked, found))
     if as_json:
