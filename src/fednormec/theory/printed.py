@@ -4,7 +4,8 @@ They are here to be compared with. docs/errata.md lists what is wrong with them;
 holds. Symbols: L smoothness, V = f(x^0) - f^inf gap, R memory_error, Delta^inf heterogeneity, (1/M) sum_i Delta_i^inf
 component_heterogeneity, M clients, sigma_DP noise_std, T steps, gamma local_step, eta server_step, K last_round, so
 that K + 1 rounds are run; p, alpha and beta are themselves. D_1 memory_scale and D_2 beta_scale set a corollary's
-schedule; B-hat is cohort, d dim. B = 2 (p-1)^2/p + 2 (1-p) + 2 sigma_DP^2/p.
+schedule; B-hat is cohort, d dim. B = 2 (p-1)^2/p + 2 (1-p) + 2 sigma_DP^2/p. Not among the conditions are Algorithm 1's
+eta in (0, 1), a length in x, and Theorem 2's Delta_i^inf > 0, which no proof uses.
 """
 
 import math
@@ -119,7 +120,7 @@ def utility_one_step(
     beta = beta^/(K+1), beta^ = sqrt(3V/gamma) (M/B_2)^{1/4}, gamma < Delta^inf (alpha+R)/(sqrt(2L) beta^ R),
     alpha = R = O(d^{1/4} sqrt(V/gamma) (B_2/M)^{1/4}) and eta = gamma beta^ R/(2 (alpha+R) (K+1)):
     min_k E||grad f(x^k)|| = O(Delta (d B^ log(1/delta)/(M epsilon)^2)^{1/4}), Delta = max(alpha, 2) sqrt(L) sqrt(V).
-    `scale` is the constant in R. The terms are those of the last inequality in the proof that has no O:
+    `scale` is the constant in R. The terms are the proof's, before beta^ is put in and O taken:
     6 alpha V/(gamma beta^ R) + 6V/(gamma beta^) + 2R + 2 beta^ sqrt(B_2/M) + 2 beta^ sqrt(B_1/(M (K+1)))
     + gamma L beta^ R/(4 (alpha+R) (K+1)), where B_1 = 2p ((1-1/p)^2 + 1/p - 1). Its end takes gamma = 1/(2L).
     settings["order"] is what stands in O(.).
@@ -157,8 +158,8 @@ def utility_local_ig(
 ) -> Guarantee:  # fmt: skip
     """Corollary 6 (utility, local IG steps). Not all of it holds: docs/errata.md; theory.corrected does.
 
-    As Corollary 1 with T > 1 and gamma <= 1/(2L). The terms gain gamma 8L sqrt(2L) sqrt(Delta^inf) and gamma 4L
-    sqrt(2L) sqrt((1/M) sum_i Delta_i^inf), the order gains sqrt(L) times both roots.
+    As Corollary 1 with T > 1, and gamma <= 1/(2L) as in Corollary 3's proof. The terms gain gamma 8L sqrt(2L)
+    sqrt(Delta^inf) and gamma 4L sqrt(2L) sqrt((1/M) sum_i Delta_i^inf), the order gains sqrt(L) times both roots.
     """
     drift = _drift(local_step, smoothness, heterogeneity, component_heterogeneity)
     plateau = math.sqrt(smoothness) * (math.sqrt(heterogeneity) + math.sqrt(component_heterogeneity))

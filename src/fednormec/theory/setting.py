@@ -47,7 +47,7 @@ def path_excess(u: float) -> float:
 
 @dataclass(frozen=True)
 class Constants:
-    """What is known about f_1, ..., f_M near the start x^0. Upper bounds will do for every number.
+    """What is known about f_1, ..., f_M near the start x^0. Upper bounds will do, except where it is said.
 
     smoothness: L, of every component f_{i,j} (with full local gradients: of every f_i).
     gap: f(x^0) - f^inf.
@@ -56,6 +56,7 @@ class Constants:
     heterogeneity: f^inf - mean_i f_i^inf; matters with several local steps.
     component_norm: max_i mean_j ||grad f_{i,j}(x^0)||, and
     component_heterogeneity: f^inf - mean_i mean_j f_{i,j}^inf; both matter with incremental gradients only.
+    clients, dim: M and d; too many clients would not be safe.
     """
 
     smoothness: float
