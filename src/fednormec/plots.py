@@ -71,6 +71,7 @@ def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
         at_start = q.constants.gradient_norm
         axes.axhline(at_start, color="#B00020", linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
         axes.set(xscale="log", yscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, edgecolor="none")
     low = min([found.planned.found.bound, *(promise.found.bound for promise in best)])
@@ -142,7 +143,6 @@ def _trade_off(axes: Any, found: "Answer") -> None:
     asked = with_epsilon(q, 1.0)
     axes.plot(budgets, bounds, "o-", color=COLOURS[asked.trust], markersize=4, label=f"the least bound, {asked.trust}")
     axes.axhline(least(q.noise_with(None)), color="black", linewidth=1, label="without privacy")
-    axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel=f"ε at δ = {asked.delta:g}", title=f"against ε, at most {q.rounds:,} rounds")
 
 
