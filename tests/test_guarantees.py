@@ -307,6 +307,15 @@ def test_a_private_plan_from_the_data_is_not_covered_by_its_epsilon_and_public_c
     assert json.loads((tmp_path / "d" / "privacy.json").read_text())["settings_from_data"] is False
 
 
+def test_memories_that_start_at_the_updates_are_never_planned_with_privacy(fednormec_, tmp_path):
+    start = sets("method.initial_memory=local_updates", *FULL)
+    for constants in (sets(*SMALL), given()):
+        said = fednormec_("theory", *start, *constants)
+        assert said.code == 2 and "publishes the clients' exact updates" in sentence(said.err)
+    drawn = fednormec_("theory", "--not-private", *start, *sets(*SMALL), "--plot", "b.png")
+    assert drawn.code == 0 and (tmp_path / "b.png").exists()  # what privacy would cost starts from zero
+
+
 def test_noise_that_protects_nobody_is_labelled(fednormec_):
     loud = sets(*SMALL, "privacy.noise_scale=total_norm", "privacy.noise_std=2")
     assert answered(fednormec_("theory", "--json", *loud))["plan"]["label"] == "NOT PRIVATE"

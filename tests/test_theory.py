@@ -478,6 +478,20 @@ def test_constants_of_a_logistic_regression_with_unequal_clients_literally():
     assert only.heterogeneity == found.heterogeneity and only.component_norm is None
 
 
+def test_a_start_where_f_is_not_finite_has_no_gap():
+    problem = fn.Quadratic(torch.ones(2, 1, 1, 1), torch.zeros(2, 1, 1))
+    with pytest.raises(fn.UserError, match="not finite at the start"):
+        constants_of(problem, torch.tensor([1e25]))
+
+
+def test_the_gap_leaves_room_for_the_rounding_of_float32():
+    exact = fn.random_quadratic(7, 30, heterogeneity=3.0, seed=4)
+    single = fn.Quadratic(exact.curvatures.float(), exact.minimisers.float())
+    double = fn.Quadratic(single.curvatures.double(), single.minimisers.double())
+    x0 = torch.full((30,), 2.0)
+    assert constants_of(single, x0).gap >= constants_of(double, x0.double()).gap
+
+
 def test_constants_of_an_unknown_problem_are_asked_for():
     with pytest.raises(fn.UserError, match="constants of this problem are not known"):
         constants_of(object(), torch.zeros(1))

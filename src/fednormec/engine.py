@@ -118,7 +118,7 @@ def planned(
     problem: Problem, algorithm: Algorithm, participation: Participation, privacy: Privacy, rounds: int
 ) -> Plan:
     """What `simulate` will do to keep to `privacy`; says so if it cannot be kept."""
-    _require_bounded(algorithm)
+    require_bounded(algorithm)
     dtype = problem.init(generator(0, "init")).dtype
     return plan(
         privacy, problem.num_clients, participation, algorithm.bound.radius, algorithm.message_slots * problem.dim,
@@ -283,7 +283,8 @@ def _not_finite(rows: Tensor) -> Tensor:
     return torch.from_numpy(suspects).to(rows.device)
 
 
-def _require_bounded(algorithm: Algorithm) -> None:
+def require_bounded(algorithm: Algorithm) -> None:
+    """Says so where no noise can make a method private."""
     if math.isinf(algorithm.bound.radius):
         raise UserError(
             f"{algorithm.name} does not bound what a client sends, so no noise can make it private: "

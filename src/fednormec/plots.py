@@ -135,14 +135,16 @@ def _trade_off(axes: Any, found: "Answer") -> None:
     q = found.question
     rounds = np.unique(np.geomspace(max(1, q.rounds / 64), q.rounds, 7).round().astype(int))
 
-    def least(noise_at: Any) -> float:
-        return min(plan_exactly(q.constants, q.local, noise_at(int(n)), int(n)).found.bound for n in rounds)
+    def least(noise_at: Any, memory: Any = "zero") -> float:
+        return min(plan_exactly(q.constants, q.local, noise_at(int(n)), int(n), memory).found.bound for n in rounds)
 
     budgets = np.geomspace(0.5, 64, 8)
     bounds = [least(q.noise_with(with_epsilon(q, float(epsilon)))) for epsilon in budgets]
     asked = with_epsilon(q, 1.0)
     axes.plot(budgets, bounds, "o-", color=COLOURS[asked.trust], markersize=4, label=f"the least bound, {asked.trust}")
-    axes.axhline(least(q.noise_with(None)), color="black", linewidth=1, label="without privacy")
+    axes.axhline(
+        least(q.noise_with(None), found.planned.settings.memory), color="black", linewidth=1, label="without privacy"
+    )
     axes.set(xlabel=f"ε at δ = {asked.delta:g}", title=f"against ε, at most {q.rounds:,} rounds")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fednormec.config import Config
-from fednormec.engine import planned
+from fednormec.engine import planned, require_bounded
 from fednormec.errors import UserError
 from fednormec.experiment import Experiment, Rules, assemble, rules
 from fednormec.local import Moment
@@ -160,11 +160,14 @@ def _question(
     start_error: float | None,
     problem: Problem | None,
 ) -> Question:
+    if said.privacy is not None:
+        require_bounded(said.algorithm)
+
     @cache
     def agreed(privacy: Privacy | None, rounds: int) -> Plan | None:
         if privacy is None:
             return None
-        if problem is not None:
+        if problem is not None and said.algorithm.prime is None:
             return planned(problem, said.algorithm, said.participation, privacy, rounds)
         radius = said.algorithm.bound.radius
         return plan(privacy, constants.clients, said.participation, radius, constants.dim, rounds)

@@ -227,7 +227,7 @@ def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Co
         component_norm, component_spread = _component_norm(problem, x0), _component_spread(problem)
     return Constants(
         smoothness=problem.smoothness,
-        gap=_gap(problem.evaluate(x0).not_private["train_loss"], problem.infimum),
+        gap=_gap(problem.evaluate(x0).not_private["train_loss"], problem.infimum, x0),
         gradient_norm=gradients.mean(0).norm().item(),
         client_norm=max(gradients.norm(dim=1).max().item(), 1e-100),
         clients=problem.num_clients,
@@ -259,10 +259,12 @@ def _check_constants(constants: Constants | GivenConstants) -> None:
         )
 
 
-def _gap(value: float, infimum: Interval) -> float:
-    """f(x0) - f^inf, with room for the rounding of both."""
-    room = 1e-12 * (abs(value) + abs(infimum.lower))
-    return max(0.0, value - infimum.lower) + (0.0 if math.isnan(room) else room)
+def _gap(value: float, infimum: Interval, x0: Tensor) -> float:
+    """f(x0) - f^inf, with room for the rounding of both: f(x0) was added up in the dtype of x0."""
+    if not math.isfinite(value):
+        raise UserError("f is not finite at the start: no gap, and no guarantee, can be computed from there.")
+    room = max(1e-12, (len(x0) + 100) * torch.finfo(x0.dtype).eps) * abs(value) + 1e-12 * abs(infimum.lower)
+    return max(0.0, value - infimum.lower) + room
 
 
 def _component_spread(problem: Quadratic | Logistic) -> float:
