@@ -18,12 +18,23 @@ from hypothesis import strategies as st
 import fednormec as fn
 import fednormec.experiment
 from fednormec.algorithms.named import METHODS
-from fednormec.config import DEFAULT_NAMES, SECTIONS, Call, RunSettings, check, dump, read
-from fednormec.data import Examples, NpzData, from_arrays
+from fednormec.config import DEFAULT_NAMES, SECTIONS, Call, DataSettings, RunSettings, check, dump, read
+from fednormec.data import Examples, FederatedData, NpzData, federate, from_arrays, iid, split
 from fednormec.errors import UserError
-from fednormec.experiment import LOCALS, PARTICIPATIONS, PARTITIONS, Experiment, _dealt, assemble, start
+from fednormec.experiment import (
+    LOCALS,
+    PARTICIPATIONS,
+    PARTITIONS,
+    Experiment,
+    Held,
+    _dealt,
+    _pooled,
+    assemble,
+    start,
+)
 from fednormec.models import MODELS
 from fednormec.privacy.mechanism import Plan
+from fednormec.randomness import generator
 from fednormec.theory.setting import GivenConstants
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
@@ -191,6 +202,32 @@ def test_own_data_are_not_dealt_out_as_the_digits_are(written: Callable[[str], P
     assert read(PLAIN, ["data.source=mine.npz"])["data"] == {"source": "mine.npz"}
     own = written('[data]\nsource = "a.npz"\npartition = "dirichlet"\nconcentration = 0.1\n')
     assert read(own, ["data.source=b.npz"])["data"]["concentration"] == 0.1
+
+
+def test_between_built_in_sources_the_partition_stays(written: Callable[[str], Path]) -> None:
+    dealt = {"partition": "dirichlet", "clients": 20, "concentration": 0.5}
+    for source in ("cifar10", "fashion_mnist", "fashion-mnist"):
+        assert read(PLAIN, [f"data.source={source}"])["data"] == {"source": source, **dealt}
+    images = written('[data]\nsource = "fashion-mnist"\nclients = 7\nexamples = 99\n')
+    assert read(images, ["data.source=cifar10"])["data"] == {"source": "cifar10", "clients": 7, "examples": 99}
+    assert read(images, ["data.source=mine.npz"])["data"] == {"source": "mine.npz"}
+
+
+def test_a_test_fraction_goes_with_a_source_unless_both_sets_are_pooled(written: Callable[[str], Path]) -> None:
+    digits = written('[data]\nsource = "digits"\ntest_fraction = 0.3\n')
+    assert read(digits, ["data.source=cifar10"])["data"] == {"source": "cifar10"}
+    pooled = {"pool": True, "test_fraction": 0.3}
+    images = written('[data]\nsource = "cifar10"\npool = true\ntest_fraction = 0.3\n')
+    assert read(images, ["data.source=fashion_mnist"])["data"] == {"source": "fashion_mnist", **pooled}
+    spelled = written('[data]\nsource = "fashion-mnist"\ntest_fraction = 0.0\n')
+    assert read(spelled, ["data.source=fashion_mnist"])["data"] == {"source": "fashion_mnist", "test_fraction": 0.0}
+
+
+def test_another_partition_keeps_what_is_dealt_out() -> None:
+    chosen = ["data.pool=true", "data.examples=50", "data.test_examples=5", "data.test_fraction=0.3"]
+    data = read(PLAIN, [*chosen, "data.partition=iid"])["data"]
+    expected = {"pool": True, "examples": 50, "test_examples": 5, "test_fraction": 0.3}
+    assert data == {"source": "digits", "partition": "iid", **expected}
 
 
 @pytest.mark.parametrize("override", ["rounds", "rounds=3", "run.=3", "=3", ".=", "", "run.rounds"])
@@ -421,15 +458,108 @@ def test_types_are_checked_and_nothing_but_whole_numbers_is_converted() -> None:
         check("here", {}, build)
 
 
+# which examples are used
+
+
+COUNT, TESTS = 40, 10
+NUMBERED = np.arange(COUNT + TESTS, dtype=np.float64)[:, None]
+HELD = NpzData(Examples(NUMBERED[:COUNT], np.arange(COUNT) % 4), Examples(NUMBERED[COUNT:], np.arange(TESTS) % 4), None)
+
+
+def numbers(examples: Examples | None) -> list[int]:
+    return [] if examples is None else [int(number) for number in examples.x[:, 0]]
+
+
+def dealt(*, seed: int = 0, pool: bool = False, **settings: Any) -> FederatedData:
+    held = _pooled(Held(*HELD), "iid") if pool else Held(*HELD)
+    return _dealt(held, Call(PARTITIONS["iid"], {"clients": 5}), DataSettings(**settings), seed)
+
+
+def trained_on(data: FederatedData) -> list[int]:
+    return [number for client in data.clients for number in numbers(client)]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+def test_without_these_settings_the_data_are_dealt_out_as_ever(fraction: float) -> None:
+    """Literally: split, take, deal, federate; every array bit for bit and in its order."""
+    held = HELD if fraction == 0 else HELD._replace(test=None)
+    data = _dealt(Held(*held), Call(PARTITIONS["iid"], {"clients": 5}), DataSettings(test_fraction=fraction), 3)
+    kept, aside = split(COUNT, fraction, generator(3, "split"))
+    train, test = held.train.take(kept), held.train.take(aside) if fraction else held.test
+    expected = federate(train, test, iid(len(train), 5, generator(3, "partition")))
+    assert trained_on(data) == trained_on(expected)
+    assert [client.y.tolist() for client in data.clients] == [client.y.tolist() for client in expected.clients]
+    assert numbers(data.test) == numbers(expected.test) != []
+
+
+@quick
+@given(st.integers(5, 40), st.integers(1, 10), st.integers(0, 2**32))
+def test_so_many_examples_are_drawn_of_each_set(examples: int, test_examples: int, seed: int) -> None:
+    data = dealt(examples=examples, test_examples=test_examples, seed=seed)
+    train, test = trained_on(data), numbers(data.test)
+    assert len(train) == len(set(train)) == examples and max(train) < COUNT
+    assert len(test) == len(set(test)) == test_examples and min(test) >= COUNT
+    again = dealt(examples=examples, test_examples=test_examples, seed=seed)
+    assert (trained_on(again), numbers(again.test)) == (train, test)
+
+
+@quick
+@given(st.floats(0.05, 0.9), st.integers(0, 2**32))
+def test_a_pool_is_split_anew(fraction: float, seed: int) -> None:
+    data = dealt(pool=True, test_fraction=fraction, seed=seed)
+    assert sorted(trained_on(data) + numbers(data.test)) == list(range(COUNT + TESTS))
+    assert len(numbers(data.test)) == round(fraction * (COUNT + TESTS))
+    labels = {int(x): int(y) for part in HELD[:2] for x, y in zip(part.x[:, 0], part.y, strict=True)}
+    assert all(labels[int(x)] == y for client in data.clients for x, y in zip(client.x[:, 0], client.y, strict=True))
+
+
+def test_every_example_is_drawn_equally_often() -> None:
+    draws, hits = 600, np.zeros(COUNT + TESTS)
+    for seed in range(draws):
+        data = dealt(examples=10, test_examples=3, seed=seed)
+        hits[trained_on(data) + numbers(data.test)] += 1
+    for part, p in ((hits[:COUNT], 10 / COUNT), (hits[COUNT:], 3 / TESTS)):
+        assert np.abs(part / draws - p).max() < 4 * np.sqrt(p * (1 - p) / draws)
+
+
+def test_the_test_set_does_not_depend_on_how_many_examples_train() -> None:
+    for pool in (False, True):
+        tests = [
+            numbers(dealt(pool=pool, test_fraction=0.2 * pool, examples=count, test_examples=4).test)
+            for count in (None, 9, 30)
+        ]
+        assert tests[0] == tests[1] == tests[2]
+
+
+@pytest.mark.parametrize(
+    ("pool", "own_test", "fraction"), [(True, True, 0.1), (True, False, 0.1), (False, True, 0.0), (False, False, 0.2)]
+)
+def test_what_is_set_aside_is_spelled_out(tmp_path: Path, pool: bool, own_test: bool, fraction: float) -> None:
+    test = {"x_test": HELD.test.x, "y_test": HELD.test.y} if own_test and HELD.test is not None else {}
+    np.savez(tmp_path / "all.npz", x=HELD.train.x, y=HELD.train.y, **test)
+    pooled = ["data.pool=true"] if pool else []
+    experiment = quickstart(f"data.source={tmp_path / 'all.npz'}", "data.clients=3", "data.examples=20", *pooled)
+    resolved = experiment.config["data"]
+    assert (resolved["pool"], resolved["test_fraction"], resolved["examples"]) == (pool, fraction, 20)
+    assert same_again(experiment, tmp_path)
+
+
+def test_the_digits_can_be_pooled_drawn_and_tested_in_part(tmp_path: Path) -> None:
+    experiment = quickstart("data.pool=true", "data.clients=4", "data.examples=30", "data.test_examples=5")
+    expected = {"source": "digits", "partition": "dirichlet", "pool": True, "test_fraction": 0.1, "examples": 30}
+    assert experiment.config["data"] == {**expected, "test_examples": 5, "clients": 4, "concentration": 0.5}
+    assert same_again(experiment, tmp_path)
+
+
 # clients by name, and Python objects
 
 
 def test_clients_keep_the_names_that_the_data_gave_them() -> None:
-    held = NpzData(Examples(X, Y), None, np.array(["bob", "ann", "bob", "eve", "ann", "bob"]))
-    data = _dealt(held, Call(PARTITIONS["by_ids"], {}), 0.0, seed=0)
+    held = Held(Examples(X, Y), None, np.array(["bob", "ann", "bob", "eve", "ann", "bob"]))
+    data = _dealt(held, Call(PARTITIONS["by_ids"], {}), DataSettings(), seed=0)
     assert data.names == ("ann", "bob", "eve")
     assert [sorted(client.x[:, 0].tolist()) for client in data.clients] == [[2.0, 8.0], [0.0, 4.0, 10.0], [6.0]]
-    others = _dealt(held, Call(PARTITIONS["iid"], {"clients": 2}), 0.0, seed=0)
+    others = _dealt(held, Call(PARTITIONS["iid"], {"clients": 2}), DataSettings(), seed=0)
     assert others.names == ("0", "1")
 
 

@@ -397,6 +397,11 @@ def test_take_keeps_examples_and_labels_together() -> None:
     assert taken.x[:, 0].tolist() == [4, 1, 7]
 
 
+def test_joined_examples_come_one_after_the_other() -> None:
+    joined = numbered(4).joined(numbered(2))
+    assert joined.y.tolist() == joined.x[:, 0].tolist() == [0, 1, 2, 3, 0, 1]
+
+
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan"), float("inf")])
 def test_a_bad_fraction_is_refused(fraction: float) -> None:
     with pytest.raises(UserError, match=f"test_fraction must be at least 0 and below 1, got {fraction}"):

@@ -5,7 +5,7 @@ import inspect
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -17,16 +17,24 @@ Config = dict[str, Section]
 QUICKSTART = Path(__file__).with_name("quickstart.toml")
 THEORY = Path(__file__).with_name("theory.toml")
 SECTIONS = ("problem", "data", "model", "local", "method", "participation", "privacy", "constants", "run")
+BUILT_IN = ("digits", "cifar10", "fashion_mnist")
 DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """[data]: where the examples come from and how they are dealt out; the partition's own settings stand beside it."""
+    """[data]: where the examples come from and how they are dealt out; the partition's own settings stand beside it.
+
+    With `pool` a source's training and test set are put together before `test_fraction` of them is set aside.
+    `examples` and `test_examples` are drawn of what there is then to train on and to test with.
+    """
 
     source: str = "digits"
     partition: str | None = None
+    pool: bool = False
     test_fraction: float | None = None
+    examples: int | None = None
+    test_examples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,15 @@ class RunSettings:
     chunk_size: int | None = None
 
 
+DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
+
+
+def built_in_name(source: Any) -> Any:
+    """The name of a built-in source as it is spelled here: fashion-mnist will do for fashion_mnist."""
+    spelled = str(source).replace("-", "_")
+    return spelled if spelled in BUILT_IN else source
+
+
 class Call(NamedTuple):
     """A constructor with checked arguments, and those arguments spelled out, defaults included."""
 
@@ -52,8 +69,11 @@ class Call(NamedTuple):
         return self.build(*given, **self.arguments)
 
 
-def read(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The sections of a TOML file with `section.key=value` overrides applied; their content is not yet checked."""
+def read(path: str | Path, overrides: Iterable[str] = (), sweep: bool = False) -> Config:
+    """The sections of a TOML file with `section.key=value` overrides applied; their content is not yet checked.
+
+    Only with `sweep` may there be a section [sweep], which `fednormec.sweep.grid` understands.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -65,12 +85,37 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     except ValueError as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from error
     for name, section in config.items():
-        known("section", name, SECTIONS)
+        if name == "sweep" and not sweep:
+            raise UserError(f"{path} has a [sweep], which makes it many runs: fednormec sweep {path}")
+        known("section", name, [*SECTIONS, "sweep"] if sweep else SECTIONS)
         if not isinstance(section, dict):
             raise UserError(f"'{name}' is a section: write [{name}] and its settings below, not {name} = {section!r}.")
-    for section, key, value in sorted((_override(text) for text in overrides), key=_choices_first):
+    for section, key, value in sorted((overridden(text) for text in overrides), key=_choices_first):
         _set(config, section, key, value)
     return config
+
+
+def changed(config: Config, settings: Mapping[str, Any]) -> Config:
+    """A copy of the config with some settings changed, each named section.key, as --set would."""
+    copied = {name: dict(section) for name, section in config.items()}
+    split = [(*_setting(name), value) for name, value in settings.items()]
+    for section, key, value in sorted(split, key=_choices_first):
+        _set(copied, section, key, value)
+    return copied
+
+
+def overridden(text: str, option: str = "--set", example: str = "method.beta=0.1") -> tuple[str, str, Any]:
+    """Section, key and value of section.key=value, the value in TOML or plain text."""
+    path, equals, value = text.partition("=")
+    if not (equals and path.strip().partition(".")[2]):
+        raise UserError(f"{option} takes section.key=value, such as {example}, not '{text}'.")
+    section, key = _setting(path.strip())
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise UserError(f"{option} takes text in UTF-8, not '{text}'.")
+    try:
+        return section, key, _loads(f"value = {value}")["value"]
+    except ValueError:
+        return section, key, value.strip()
 
 
 def dump(config: Mapping[str, Section]) -> str:
@@ -126,18 +171,10 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
         raise UserError(f"unknown {what} '{name}'; {hint}")
 
 
-def _override(text: str) -> tuple[str, str, Any]:
-    path, equals, value = text.partition("=")
-    section, dot, key = path.strip().partition(".")
-    if not (equals and dot and key):
-        raise UserError(f"--set takes section.key=value, such as method.beta=0.1, not '{text}'.")
+def _setting(name: str) -> tuple[str, str]:
+    section, _, key = name.partition(".")
     known("section", section, SECTIONS)
-    if any("\ud800" <= c <= "\udfff" for c in value):
-        raise UserError(f"--set takes text in UTF-8, not '{text}'.")
-    try:
-        return section, key, _loads(f"value = {value}")["value"]
-    except ValueError:
-        return section, key, value.strip()
+    return section, key
 
 
 def _choices_first(override: tuple[str, str, Any]) -> int:
@@ -151,14 +188,23 @@ def _set(config: Config, section: str, key: str, value: Any) -> None:
     if key == "name" and value != settings.get("name", DEFAULT_NAMES.get(section)):
         settings.clear()
     elif (section, key) == ("data", "source"):
-        old = settings.get("source", DataSettings.source)
-        if value != old and DataSettings.source in (value, old):  # from one file to another the partition stays
-            settings.clear()
+        kept = _kept_from(settings.get("source", DataSettings.source), value, settings)
+        config[section] = settings = {k: v for k, v in settings.items() if k in kept}
     elif (section, key) == ("data", "partition") and value != settings.get("partition"):
-        config[section] = settings = {k: v for k, v in settings.items() if k in ("source", "test_fraction")}
+        config[section] = settings = {k: v for k, v in settings.items() if k in DATA_SETTINGS}
     elif (section, key) == ("privacy", "noise_std"):  # in place of a target, unless that is given with it
         settings.pop("epsilon", None)
     settings[key] = value
+
+
+def _kept_from(old: Any, new: Any, settings: Section) -> set[str]:
+    """Which settings of [data] still apply when its source changes."""
+    built_in = [built_in_name(source) in BUILT_IN for source in (old, new)]
+    if built_in_name(old) == built_in_name(new) or not any(built_in):  # from one file to another the partition stays
+        return set(settings)
+    if all(built_in) and not settings.get("pool"):  # one brings a test set, another does not
+        return set(settings) - {"test_fraction"}
+    return set(settings) if all(built_in) else set()
 
 
 def _loads(text: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,12 +14,15 @@ import torch
 from fednormec.algorithms.base import Algorithm
 from fednormec.algorithms.named import METHODS
 from fednormec.config import (
+    BUILT_IN,
+    DATA_SETTINGS,
     DEFAULT_NAMES,
     SECTIONS,
     Call,
     Config,
     DataSettings,
     RunSettings,
+    built_in_name,
     check,
     choose,
     known,
@@ -27,7 +30,6 @@ from fednormec.config import (
 from fednormec.data import (
     Examples,
     FederatedData,
-    NpzData,
     by_ids,
     digits,
     dirichlet,
@@ -38,6 +40,8 @@ from fednormec.data import (
     shards,
     split,
 )
+from fednormec.data.images import IMAGE_SETS, open_images
+from fednormec.data.sources import Takeable
 from fednormec.engine import Round, evaluation_interval, simulate
 from fednormec.errors import UserError
 from fednormec.local import gd, ig, sgd
@@ -178,40 +182,95 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
 
 
 def _data(config: Config, resolved: Config, seed: int) -> FederatedData:
-    given, common = config.get("data", {}), [field.name for field in fields(DataSettings)]
-    asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in common}, DataSettings))
-    if asked.source != "digits" and os.path.isdir(asked.source):
+    given = config.get("data", {})
+    asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in DATA_SETTINGS}, DataSettings))
+    source = built_in_name(asked.source)
+    if source not in BUILT_IN and os.path.isdir(source):
+        for key in given:
+            if key in DATA_SETTINGS and key != "source":
+                raise UserError(f"[data] {key} is for data that are dealt out, but in the folder {source} each file is "
+                                f"a client: leave {key} out.")  # fmt: skip
         settings = {k: v for k, v in given.items() if k != "source"}
         check("[data] from a folder, one file per client,", settings, lambda: None, beside=("source",))
-        resolved["data"] = {"source": asked.source}
-        return read_folder(asked.source)
-    held = NpzData(digits(), None, None) if asked.source == "digits" else _file(asked.source)
+        resolved["data"] = {"source": source}
+        return read_folder(source)
+    held = _held(source)
     partition = ("iid" if held.client_ids is None else "by_ids") if asked.partition is None else asked.partition
-    fraction = (0.2 if held.test is None else 0.0) if asked.test_fraction is None else asked.test_fraction
     known("partition", partition, PARTITIONS)
-    if held.test is not None and fraction:
-        raise UserError(f"{asked.source} brings its own test set: leave test_fraction out.")
-    settings = {k: v for k, v in given.items() if k not in common}
-    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], 3, common))
-    resolved["data"] = {"source": asked.source, "partition": partition, "test_fraction": fraction, **deal.arguments}
-    return _dealt(held, deal, fraction, seed)
+    if asked.pool:
+        held = _pooled(held, partition)
+    fraction = _test_fraction(held, asked)
+    settings = {k: v for k, v in given.items() if k not in DATA_SETTINGS}
+    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], 3, DATA_SETTINGS))
+    asked = replace(asked, source=source, partition=partition, test_fraction=fraction)
+    resolved["data"] = {**asdict(asked), **deal.arguments}
+    return _dealt(held, deal, asked, seed)
 
 
-def _dealt(held: NpzData, deal: Call, test_fraction: float, seed: int) -> FederatedData:
-    """Sets a test set aside and deals the rest out to the clients, who keep the names that the data gave them."""
-    kept, aside = split(len(held.train), test_fraction, generator(seed, "split"))
-    train, ids = held.train.take(kept), None if held.client_ids is None else held.client_ids[kept]
-    test = held.train.take(aside) if len(aside) else held.test
-    parts = deal(train.y, ids, generator(seed, "partition"))
-    names = [str(name) for name in np.unique(ids)] if deal.build is _deal_by_ids and ids is not None else None
-    return federate(train, test, parts, names)
+class Held(NamedTuple):
+    """What a source holds, before it is dealt out; images become floats when they are taken."""
+
+    train: Takeable
+    test: Takeable | None
+    client_ids: np.ndarray | None
 
 
-def _file(source: str) -> NpzData:
+def _held(source: str) -> Held:
+    if source == "digits":
+        return Held(digits(), None, None)
+    if source in IMAGE_SETS:
+        return Held(*open_images(IMAGE_SETS[source]), None)
     if not Path(source).suffix and not os.path.exists(source):
-        near = "did you mean 'digits'?" if difflib.get_close_matches(source, ["digits"]) else "check the path."
-        raise UserError(f"there is no data set, file or folder '{source}'; {near}")
-    return read_npz(source)
+        near = difflib.get_close_matches(source.replace("-", "_"), BUILT_IN, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "check the path."
+        raise UserError(f"there is no data set, file or folder '{source}'; {hint}")
+    return Held(*read_npz(source))
+
+
+def _pooled(held: Held, partition: str) -> Held:
+    if held.test is None:
+        return held
+    if partition == "by_ids":
+        raise UserError("pool = true puts the test set among the clients' data, but no client owns it: choose another "
+                        "partition than by_ids.")  # fmt: skip
+    return Held(held.train.joined(held.test), None, None)
+
+
+def _test_fraction(held: Held, asked: DataSettings) -> float:
+    if held.test is not None and asked.test_fraction:
+        raise UserError(f"{asked.source} brings its own test set: leave test_fraction out, or set pool = true to put "
+                        "both sets together first.")  # fmt: skip
+    default = 0.0 if held.test is not None else 0.1 if asked.pool else 0.2
+    return default if asked.test_fraction is None else asked.test_fraction
+
+
+def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedData:
+    """Sets a test set aside and deals the rest out to the clients, who keep the names that the data gave them."""
+    kept, aside = split(len(held.train), asked.test_fraction or 0.0, generator(seed, "split"))
+    kept = _drawn("examples", kept, asked.examples, seed)
+    ids = None if held.client_ids is None else held.client_ids[kept]
+    parts = deal(held.train.y[kept], ids, generator(seed, "partition"))
+    names = [str(name) for name in np.unique(ids)] if deal.build is _deal_by_ids and ids is not None else None
+    return federate(held.train, _test_set(held, aside, asked, seed), [kept[part] for part in parts], names)
+
+
+def _test_set(held: Held, aside: np.ndarray, asked: DataSettings, seed: int) -> Examples | None:
+    whole = held.test if held.test is not None else held.train if len(aside) else None
+    if whole is None:
+        if asked.test_examples is not None:
+            raise UserError("test_examples needs a test set: set test_fraction above 0 or leave test_examples out.")
+        return None
+    index = aside if held.test is None else np.arange(len(held.test))
+    return whole.take(_drawn("test_examples", index, asked.test_examples, seed))
+
+
+def _drawn(what: str, index: np.ndarray, count: int | None, seed: int) -> np.ndarray:
+    """So many of these, drawn without regard to anything; all of them, untouched, where no number is asked for."""
+    if count is None:
+        return index
+    if not 1 <= count <= len(index):
+        raise UserError(f"[data] {what} must be from 1 to {len(index)}, as many as there are, not {count}.")
+    return index[generator(seed, what).permutation(len(index))[:count]]
 
 
 def _deal_iid(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20) -> Parts:

@@ -1,5 +1,7 @@
-"""Clients' data: where it comes from (`sources`) and who holds which example (`partition`)."""
+"""Clients' data: where it comes from (`sources`; `images`, once fetched) and who holds which example (`partition`)."""
 
+from fednormec.data.fetching import fetch
+from fednormec.data.images import cifar10, fashion_mnist
 from fednormec.data.partition import by_ids, dirichlet, iid, shards
 from fednormec.data.sources import (
     Examples,
@@ -18,9 +20,12 @@ __all__ = [
     "FederatedData",
     "NpzData",
     "by_ids",
+    "cifar10",
     "digits",
     "dirichlet",
+    "fashion_mnist",
     "federate",
+    "fetch",
     "from_arrays",
     "iid",
     "read_folder",

@@ -8,7 +8,7 @@ it. x may hold values that are not finite; a run leaves such clients out and say
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,6 +47,10 @@ class Examples:
     def take(self, index: np.ndarray) -> "Examples":
         """The examples at these indices."""
         return Examples(self.x[index], self.y[index])
+
+    def joined(self, other: "Takeable") -> "Examples":
+        """These and then the other ones."""
+        return Examples(np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y]))
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Unpacks as a pair: x, y = examples."""
@@ -91,6 +95,26 @@ class FederatedData:
         if len({examples.x.dtype for examples in self._all()}) > 1:
             object.__setattr__(self, "clients", tuple(_widen(client) for client in self.clients))
             object.__setattr__(self, "test", None if self.test is None else _widen(self.test))
+
+
+class Takeable(Protocol):
+    """What can be dealt out: `Examples`, or what becomes examples only when it is taken."""
+
+    @property
+    def x(self) -> np.ndarray:
+        """The inputs, as they are held."""
+
+    @property
+    def y(self) -> np.ndarray:
+        """The labels."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: np.ndarray) -> Examples:
+        """The examples at these indices."""
+
+    def joined(self, other: "Takeable") -> "Takeable":
+        """These and then the other ones, of the same kind."""
 
 
 class NpzData(NamedTuple):
@@ -148,7 +172,7 @@ def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> 
 
 
 def federate(
-    train: Examples, test: Examples | None, parts: Sequence[np.ndarray], names: Sequence[str] | None = None
+    train: Takeable, test: Examples | None, parts: Sequence[np.ndarray], names: Sequence[str] | None = None
 ) -> FederatedData:
     """Deal `train` out by the indices of a partition; clients are called 0, 1, ... unless `names` says otherwise."""
     names = _numbered(len(parts)) if names is None else tuple(names)
@@ -239,7 +263,7 @@ def _pair(pair: Any, where: str) -> Examples:
     return _examples(pair[0], pair[1], where)
 
 
-def _part(train: Examples, part: np.ndarray, where: str) -> Examples:
+def _part(train: Takeable, part: np.ndarray, where: str) -> Examples:
     part = np.asarray(part)
     if part.size == 0:
         raise UserError(f"{where}: expected at least one example, got no data; give it some or leave it out")

@@ -59,7 +59,7 @@ class NeuralProblem:
         if not self._layout.dim:
             raise UserError("the model has no trainable parameter.")
         self._loss, self._dtype, self._device = loss, dtype, torch.device(device)
-        pairs = [self._pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+        pairs = [self._pair(pair, f"client {i}", copy=False) for i, pair in enumerate(clients)]
         if not pairs:
             raise UserError("there are no clients: give at least one (inputs, targets) pair.")
         self._sizes = np.array([len(y) for _, y in pairs], dtype=np.int64)
@@ -211,19 +211,20 @@ class NeuralProblem:
 
     # construction
 
-    def _pair(self, pair: Iterable[Any], whose: str) -> tuple[Tensor, Tensor]:
-        x, y = (self._tensor(values) for values in pair)
+    def _pair(self, pair: Iterable[Any], whose: str, copy: bool = True) -> tuple[Tensor, Tensor]:
+        x, y = (self._tensor(values, copy) for values in pair)
         if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
             raise UserError(f"{whose} has inputs of shape {tuple(x.shape)} but targets of shape {tuple(y.shape)}.")
         if not len(x):
             raise UserError(f"{whose} has no data: leave it out, or give it at least one example.")
         return x, y
 
-    def _tensor(self, values: Any) -> Tensor:
-        """torch's own copy (aligned memory: the same bits every time), floats in our dtype, whole numbers as int64."""
+    def _tensor(self, values: Any, copy: bool = True) -> Tensor:
+        """Floats in our dtype, whole numbers as int64; a copy is in torch's own memory (aligned: the same bits every
+        time), and what is concatenated afterwards needs none."""
         tensor = torch.as_tensor(values)
         dtype = self._dtype if tensor.is_floating_point() else torch.int64
-        return tensor.to(device=self._device, dtype=dtype, copy=True)
+        return tensor.to(device=self._device, dtype=dtype, copy=copy)
 
     def _try_one(self) -> bool:
         """Runs two examples through module and loss, so that what does not fit is said now; is the loss per example?"""

@@ -1,0 +1,165 @@
+"""The public image data sets that are fetched once: what each is, where it is cached, and how it becomes examples.
+
+A cache file is one .npy of rows, the training examples first, in the official order; whichever source it came from,
+its bytes have the one published SHA-256, checked when it is written and whenever it is opened.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fednormec.data.formats import CIFAR_SHAPE, FASHION_SHAPE, read_cifar10, read_fashion_mnist, row
+from fednormec.data.sources import Examples, NpzData, Takeable
+from fednormec.errors import UserError
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A published set of labelled images: its sizes, the hash of all its rows, and the usual normalisation."""
+
+    name: str
+    about: str
+    shape: tuple[int, int, int]
+    train: int
+    test: int
+    sha256: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    read: Callable[[Path], np.ndarray]
+
+    @property
+    def path(self) -> Path:
+        """Where the cache file lies, or would."""
+        return cache_folder() / f"{self.name}.npy"
+
+    def check(self, rows: np.ndarray) -> str | None:
+        """What is wrong with these rows; None if they are the published ones."""
+        if rows.dtype != row(self.shape) or rows.shape != (self.train + self.test,):
+            return f"expected {self.train + self.test} images of {'x'.join(map(str, self.shape))}"
+        found = hashlib.sha256(np.ascontiguousarray(rows).view(np.uint8).data).hexdigest()
+        return None if found == self.sha256 else f"expected SHA-256 {self.sha256[:12]}..., found {found[:12]}..."
+
+
+CIFAR10 = ImageSet(
+    name="cifar10",
+    about="60,000 colour photographs, 3x32x32, of 10 kinds of things (Krizhevsky, 2009)",
+    shape=CIFAR_SHAPE,
+    train=50_000,
+    test=10_000,
+    sha256="013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522",
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    read=read_cifar10,
+)
+FASHION_MNIST = ImageSet(
+    name="fashion_mnist",
+    about="70,000 grey pictures, 1x28x28, of 10 kinds of clothes (Xiao, Rasul and Vollgraf, 2017)",
+    shape=FASHION_SHAPE,
+    train=60_000,
+    test=10_000,
+    sha256="21aad080a5e96a3fcb882b59494caf34246facf76eb482bfc80b62d8b626c88e",
+    mean=(0.2860,),
+    std=(0.3530,),
+    read=read_fashion_mnist,
+)
+IMAGE_SETS = {images.name: images for images in (CIFAR10, FASHION_MNIST)}
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """uint8 images, in a file perhaps, that become normalised float32 examples when they are taken, not before."""
+
+    x: np.ndarray
+    y: np.ndarray
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: np.ndarray) -> Examples:
+        """The examples at these indices: (pixel/255 - mean)/std in each channel."""
+        x = self.x[index].astype(np.float32)
+        x /= 255
+        x -= _per_channel(self.mean)
+        x /= _per_channel(self.std)
+        return Examples(x, self.y[index])
+
+    def joined(self, other: Takeable) -> "Images":
+        """These and then the other ones of the same set."""
+        x, y = np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y])
+        return Images(x, y, self.mean, self.std)
+
+
+def cache_folder() -> Path:
+    """$FEDNORMEC_DATA, else fednormec in $XDG_CACHE_HOME, else in ~/.cache."""
+    given, xdg = os.environ.get("FEDNORMEC_DATA"), os.environ.get("XDG_CACHE_HOME")
+    return Path(given) if given else (Path(xdg) if xdg else Path("~/.cache")).expanduser() / "fednormec"
+
+
+def cifar10() -> NpzData:
+    """The 50,000 and 10,000 images of CIFAR-10, normalised; after `fednormec data fetch cifar10`."""
+    return _all(CIFAR10)
+
+
+def fashion_mnist() -> NpzData:
+    """The 60,000 and 10,000 images of Fashion-MNIST, normalised; after `fednormec data fetch fashion_mnist`."""
+    return _all(FASHION_MNIST)
+
+
+def open_images(images: ImageSet) -> tuple[Images, Images]:
+    """The training and the test images, mapped into memory and verified."""
+    rows = read_cache(images)
+    y = rows["y"].astype(np.int64)
+    train, test = slice(0, images.train), slice(images.train, None)
+    return tuple(Images(rows["x"][part], y[part], images.mean, images.std) for part in (train, test))  # type: ignore[return-value]
+
+
+def read_cache(images: ImageSet) -> np.ndarray:
+    """The verified rows; otherwise the error says which command helps."""
+    command = f"run: fednormec data fetch {images.name}"
+    try:
+        rows: np.ndarray = np.load(images.path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"{images.name} is not fetched yet (there is no {images.path}); {command}") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise UserError(f"the cached {images.path} cannot be read: {reason}; {command}") from error
+    wrong = images.check(rows)
+    if wrong is not None:
+        raise UserError(f"the cached {images.path} was altered: {wrong}; {command}")
+    return rows
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Every built-in data set: what it is, where it lies, and whether it is there and intact."""
+    rows: dict[str, dict[str, Any]] = {
+        "digits": {
+            "about": "1,797 handwritten digits, 1x8x8, that come with scikit-learn",
+            "path": None,
+            "fetched": True,
+            "verified": True,
+        }
+    }
+    for name, images in IMAGE_SETS.items():
+        rows[name] = {"about": images.about, "path": str(images.path), "fetched": images.path.exists()}
+        try:
+            read_cache(images)
+            rows[name]["verified"] = True
+        except UserError:
+            rows[name]["verified"] = False
+    return rows
+
+
+def _all(images: ImageSet) -> NpzData:
+    train, test = (part.take(np.arange(len(part))) for part in open_images(images))
+    return NpzData(train, test, None)
+
+
+def _per_channel(values: tuple[float, ...]) -> np.ndarray:
+    return np.array(values, np.float32)[:, None, None]
