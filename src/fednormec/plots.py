@@ -1,6 +1,11 @@
 """Figures, drawn without a display. Colours that stay apart for the colour-blind and in print."""
 
-from collections.abc import Sequence
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +14,7 @@ import numpy as np
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.table import Row
+from fednormec.results import PUBLIC, Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +33,17 @@ TERMS = {
     "initial": "#0072B2", "memory": "#E69F00", "noise": "#D55E00", "server_step": "#009E73", "drift": "#CC79A7",
 }  # fmt: skip
 
+ALARM = "#B00020"
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito's, less yellow
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v")  # three cycles of different lengths: lines stay apart in grey, too
+AT_ONCE = 10  # more curves than this in one picture nobody tells apart
+FACES = {
+    "test_accuracy": "test accuracy", "test_loss": "test loss", "train_loss": "train loss",
+    "epsilon": "ε spent", "memory_error": "max ‖P_i(x) − v_i‖", "tracking_error": "‖v − mean v_i‖",
+    "gradient_norm": "‖∇f(x)‖",
+}  # fmt: skip
+
 
 def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private: bool = True) -> None:
     """ε after each number of rounds up to the planned one, a curve per row."""
@@ -42,7 +59,7 @@ def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private
     axes.set(xlabel="rounds", ylabel=f"ε at δ = {rows[0].delta:g}", xlim=(0, rounds))
     axes.set_ylim(bottom=0)
     if not private:
-        axes.set_title(NOT_PRIVATE, color="#B00020", fontweight="bold")
+        axes.set_title(NOT_PRIVATE, color=ALARM, fontweight="bold")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, edgecolor="none")
     _save(figure, path)
@@ -69,7 +86,7 @@ def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
     _trade_off(right, found)
     for axes in (left, right):
         at_start = q.constants.gradient_norm
-        axes.axhline(at_start, color="#B00020", linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
+        axes.axhline(at_start, color=ALARM, linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
         axes.set(xscale="log", yscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
@@ -119,6 +136,78 @@ def measured_against_guaranteed(
     return figure
 
 
+def curves(groups: Sequence[Group], metric: str, path: Path, levels: Mapping[str, float] | None = None) -> "Figure":
+    """A figure over the rounds, a line per group (the mean over its runs) in a band from the least to the largest.
+
+    `levels` are horizontal lines with their names. Groups that never measured it are left out.
+    """
+    _check(path)
+    figure = draw_curves(groups, metric, levels)
+    _save(figure, path)
+    return figure
+
+
+def draw_curves(
+    groups: Sequence[Group], metric: str, levels: Mapping[str, float] | None = None, width: float = 4.6
+) -> "Figure":
+    """The same, not yet written."""
+    known = {k: group for k, group in enumerate(groups) if np.isfinite(group.curve(metric).mean).any()}
+    drawn = dict(list(known.items())[:AT_ONCE])
+    figure = _empty((width, 3.1 + 0.17 * len(drawn)))
+    axes = figure.add_subplot()
+    for k, group in drawn.items():
+        curve, colour = group.curve(metric), SERIES[k % len(SERIES)]  # by its place among all: the same in every figure
+        few = max(1, len(curve.rounds) // 7)
+        axes.plot(
+            curve.rounds, curve.mean, DASHES[k % len(DASHES)], color=colour, marker=MARKERS[k % len(MARKERS)],
+            markersize=4, markevery=(min(k, few - 1), few), linewidth=1.6, label=_legend(group.label),
+        )  # fmt: skip
+        if len(group.runs) > 1:
+            axes.fill_between(curve.rounds, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+    for (name, level), dash in zip((levels or {}).items(), ("--", ":"), strict=False):
+        axes.axhline(level, color="#555555", linestyle=dash, linewidth=1.4, label=name)
+    _scale(axes, metric, [group.curve(metric).mean for group in drawn.values()])
+    axes.set(xlabel="round", ylabel=FACES.get(metric, metric) + ("" if metric in PUBLIC else " (not private)"))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    if any(NOT_PRIVATE in group.label for group in drawn.values()):
+        axes.set_title(
+            NOT_PRIVATE if len(drawn) == 1 else f"with runs that are {NOT_PRIVATE}", color=ALARM, fontsize=10
+        )
+    if len(drawn) > 1 or levels:
+        figure.legend(loc="outside lower center", fontsize=9, frameon=False)
+    return figure
+
+
+def svg(figure: "Figure", name: str) -> str:
+    """The figure as an element of a page: text stays text, the same figure gives the same bytes, and no two names
+    share an id."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _any_glyph():
+        figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
+    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
+    text = re.sub(r'<g id="[^"]*">', "<g>", text)  # nothing refers to them, and every figure has the same
+    return re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", text))
+
+
+def _scale(axes: Any, metric: str, means: Sequence[np.ndarray]) -> None:
+    values = np.concatenate([mean[np.isfinite(mean)] for mean in means]) if means else np.ones(1)
+    if metric == "test_accuracy":
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    elif values.min() > 0 and values.max() / values.min() > 30 and not (metric == "epsilon" and values.max() < 100):
+        axes.set_yscale("log")
+    elif metric == "epsilon":
+        axes.set_ylim(bottom=0)
+
+
+def _legend(label: str) -> str:
+    """A label that matplotlib shows as it is: no formula between dollars, no first underscore."""
+    return " " + "\n".join(textwrap.wrap(label.replace("$", r"\$"), 46))
+
+
 def _guaranteed(promise: "Promise | None") -> dict[str, np.ndarray]:
     """What is guaranteed after each round; of the gradient nothing while the model stands still."""
     if promise is None:
@@ -149,12 +238,21 @@ def _trade_off(axes: Any, found: "Answer") -> None:
 
 
 def _figure(path: Path, size: tuple[float, float]) -> "Figure":
+    """An empty figure for a file that can be drawn into."""
+    _check(path)
+    return _empty(size)
+
+
+def _check(path: Path) -> None:
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UserError(f"a figure is written as .png, .pdf or .svg, not as '{path.name}'.")
+
+
+def _empty(size: tuple[float, float]) -> "Figure":
     """An empty figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UserError(f"a figure is written as .png, .pdf or .svg, not as '{path.name}'.")
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -162,6 +260,15 @@ def _figure(path: Path, size: tuple[float, float]) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> None:
     try:
-        figure.savefig(path, dpi=150)
+        with _any_glyph():
+            figure.savefig(path, dpi=150, metadata={"CreationDate": None} if path.suffix.lower() == ".pdf" else None)
     except OSError as error:
         raise UserError(f"the figure {path} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _any_glyph() -> Iterator[None]:
+    """A run may be named in any script; what the font lacks becomes a box, without a word."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield

@@ -1,7 +1,8 @@
 """The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
 model (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and
 what may be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed
-(guarantee.json, guarantee.png). A folder is made once and never written over."""
+(guarantee.json, guarantee.png). `fednormec run` adds a page about it (report.html). A folder is made once and never
+written over."""
 
 import json
 import math

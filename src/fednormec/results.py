@@ -1,0 +1,468 @@
+"""Run folders read back: whatever of a run can be read, what could not be, and runs that differ only in their seed."""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fednormec.config import Config
+from fednormec.errors import UserError
+from fednormec.privacy.mechanism import NOT_PRIVATE
+
+PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
+PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # every other figure looks at the clients' data
+SAME_RUN = ("run.seed", "run.workers", "run.chunk_size", "privacy.stream")  # a repetition may differ in these
+SYMBOLS = {
+    "method.alpha": "α", "method.beta": "β", "method.tau": "τ", "participation.p": "p", "privacy.epsilon": "target ε",
+    "privacy.noise_std": "σ",
+}  # fmt: skip
+LONGEST = 60  # a longer list of differences is no name any more
+DEPTH = 3  # how far below a given folder runs are looked for
+
+
+class Spread(NamedTuple):
+    """A figure over the runs of a group; std is that of the sample, 0 for one run."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    runs: int
+
+
+class Curve(NamedTuple):
+    """A figure over the rounds: the mean and the range over those runs of a group that got so far."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class Run:
+    """What could be read of a run folder; `problems` says what could not, a sentence each. summary is None for a run
+    that has not come to its end."""
+
+    path: Path
+    name: str
+    config: Config
+    environment: dict[str, Any]
+    summary: dict[str, Any] | None
+    records: tuple[dict[str, Any], ...]
+    statement: str | None
+    guarantee: dict[str, Any] | None
+    problems: tuple[str, ...]
+    ledger: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name, never without the label of a run that protects nobody."""
+        return f"{self.name} ({NOT_PRIVATE})" if self.protection == NOT_PRIVATE else self.name
+
+    @property
+    def status(self) -> str:
+        return "unfinished" if self.summary is None else str(self.summary.get("status", "done"))
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were run."""
+        found = number((self.summary or {}).get("rounds"))
+        return int(found) if found is not None else max((_round(line) for line in self.records), default=0)
+
+    @property
+    def seed(self) -> Any:
+        return self.config.get("run", {}).get("seed")
+
+    @property
+    def clients(self) -> int | None:
+        own = (self.config.get(section, {}).get("clients") for section in ("data", "problem"))
+        found = (number(value) for value in ((self.summary or {}).get("clients"), *own))
+        return next((int(value) for value in found if value is not None), None)
+
+    @property
+    def protection(self) -> str:
+        """PRIVATE, NOT_PRIVATE (noise that protects nobody), NO_PRIVACY (none), or UNKNOWN where too little is left."""
+        said, asked = self.summary or {}, self.config.get("privacy")
+        lines = [*self.records, *self.ledger]
+        if asked and asked.get("noise_scale") == "total_norm" or any("label" in line for line in lines):
+            return NOT_PRIVATE
+        if said.get("private", True) is not True or self.epsilon == math.inf:
+            return NOT_PRIVATE
+        if "private" in said or asked or self.epsilon is not None:
+            return PRIVATE
+        return NO_PRIVACY if self.config or said else UNKNOWN
+
+    @property
+    def epsilon(self) -> float | None:
+        """The most that any file says was spent, inf where no ε is finite; None if nothing was paid."""
+        lines = (self.summary or {}, *self.records, *self.ledger)
+        spent = [line["epsilon"] for line in lines if "epsilon" in line]
+        found = [number(value) for value in spent]
+        return max((math.inf if value is None else value for value in found), default=None)
+
+    @property
+    def delta(self) -> float | None:
+        lines = (self.summary or {}, *self.records, *self.ledger, self.config.get("privacy", {}))
+        return next((value for line in lines if (value := number(line.get("delta"))) is not None), None)
+
+    @property
+    def expected_messages(self) -> float | None:
+        """How many messages clients send to the server in expectation: public, unlike the count of those sent."""
+        who, m = self.config.get("participation", {}), self.clients
+        each: dict[Any, Any] = {"full": m, "fixed_size": number(who.get("m"))}
+        if m is None:
+            return None
+        each["poisson"] = None if (p := number(who.get("p"))) is None else p * m
+        per_round = each.get(str(who.get("name", "full")))
+        first = m if self.config.get("method", {}).get("initial_memory") == "local_updates" else 0
+        return None if per_round is None else per_round * self.rounds + first
+
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """(round, value) wherever it was evaluated; nan for what was not finite."""
+        found = ((_round(line), _figure(line, metric)) for line in self.records)
+        return [(at, value) for at, value in found if value is not None]
+
+    def final(self, metric: str) -> float | None:
+        """The last value; None if there is none."""
+        values = self.values(metric)
+        if values:
+            return values[-1][1]
+        metrics = (self.summary or {}).get("metrics")
+        return _or_nan(metrics[metric]) if isinstance(metrics, dict) and metric in metrics else None
+
+    def best(self, metric: str) -> float | None:
+        """The best value over the rounds: the largest accuracy, the least of anything else."""
+        values = [value for _, value in self.values(metric) if math.isfinite(value)]
+        better: Callable[[Iterable[float]], float] = max if higher_is_better(metric) else min
+        return better(values) if values else self.final(metric)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with one config and different seeds; the label says in what they differ from the other groups."""
+
+    runs: tuple[Run, ...]
+    label: str
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs whose last value is their final one: those that came to an end, or all if none did."""
+        return tuple(run for run in self.runs if run.summary is not None) or self.runs
+
+    @property
+    def protection(self) -> str:
+        """The worst of its runs'."""
+        found = {run.protection for run in self.runs}
+        return next(kind for kind in (NOT_PRIVATE, UNKNOWN, NO_PRIVACY, PRIVATE) if kind in found)
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest of its runs', each of one run alone."""
+        return max((run.epsilon for run in self.runs if run.epsilon is not None), default=None)
+
+    @property
+    def delta(self) -> float | None:
+        return max((run.delta for run in self.runs if run.delta is not None), default=None)
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """The fewest and the most rounds of its runs."""
+        found = [run.rounds for run in self.counted]
+        return min(found), max(found)
+
+    @property
+    def seeds(self) -> int:
+        """How many different seeds: a run repeated with the same seed tells nothing new."""
+        return len({repr(run.seed) for run in self.counted})
+
+    @property
+    def status(self) -> str:
+        found = [run.status for run in self.runs]
+        parts = [(kind, found.count(kind)) for kind in sorted(set(found), key=lambda kind: (kind != "done", kind))]
+        if len(parts) == 1:
+            return _words(found[0])
+        return ", ".join(f"{count} {_words(kind)}" for kind, count in parts)
+
+    def final(self, metric: str) -> Spread | None:
+        return spread_of([run.final(metric) for run in self.counted])
+
+    def best(self, metric: str) -> Spread | None:
+        return spread_of([run.best(metric) for run in self.counted])
+
+    def curve(self, metric: str) -> Curve:
+        at: dict[int, list[float]] = {}
+        for run in self.runs:
+            for number, value in run.values(metric):
+                at.setdefault(number, []).append(value)
+        rounds = sorted(at)
+        columns = [[fold(at[k]) for k in rounds] for fold in (_mean, np.min, np.max)]
+        return Curve(np.array(rounds, int), *(np.array(column, float) for column in columns))
+
+
+def read_run(path: Path | str) -> Run:
+    """Reads what can be read of a run folder; never fails for what lies in it."""
+    path, problems = Path(path), list[str]()
+    summary = _json(path / "summary.json", problems, must=False)
+    if summary is None and not (path / "summary.json").exists():
+        problems.append("summary.json is missing: the run did not come to its end")
+    statement = _text(path / "privacy.txt", problems, must=bool(summary and "private" in summary))
+    run = Run(
+        path=path,
+        name=printable(path.name or path.resolve().name or str(path)),
+        config=_config(path / "config.toml", problems),
+        environment=_json(path / "environment.json", problems) or {},
+        summary=summary,
+        records=_lines(path / "metrics.jsonl", problems),
+        statement=None if statement is None else statement.rstrip("\n"),
+        guarantee=_json(path / "guarantee.json", problems, must=False),
+        problems=(),
+        ledger=_lines(path / "ledger.jsonl", problems, must=bool(summary and "private" in summary)),
+    )
+    return replace(run, problems=tuple(problems))
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """The runs in the folders given, each once: a folder is a run, or holds runs up to three folders deep."""
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            what = "is a file: give the folder that it lies in" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}; a run folder is what `fednormec run` made.")
+        below = list(_runs_below(path, DEPTH))
+        if not below:
+            raise UserError(f"{path} holds no run, nor does a folder up to {DEPTH} deep in it.")
+        found |= {run.resolve(): run for run in below if run.resolve() not in found}
+    return _told_apart([read_run(path) for path in found.values()])
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Runs that differ in nothing but their seed, together; a run whose config is lost stays alone."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        key = json.dumps(_identity(run), sort_keys=True, default=str) if run.config else run.path
+        groups.setdefault(key, []).append(run)
+    members = [
+        tuple(sorted(group, key=lambda run: (number(run.seed) or 0, repr(run.seed)))) for group in groups.values()
+    ]
+    return [Group(group, label) for group, label in zip(members, _labels(members), strict=True)]
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The config with one key for each setting, such as method.beta."""
+    return {f"{section}.{key}": value for section, own in run.config.items() for key, value in own.items()}
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The settings in which the configs differ, in the configs' order."""
+    flat = [settings(run) for run in runs if run.config]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [key for key in keys if len({repr(one.get(key)) for one in flat}) > 1]
+
+
+def higher_is_better(metric: str) -> bool:
+    return metric.endswith("accuracy")
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite number, if it is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def printable(text: str) -> str:
+    """The text in one line, with escapes for what no terminal and no page should get."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _figure(line: dict[str, Any], metric: str) -> float | None:
+    apart = line.get("not_private")
+    for where in (line, apart if isinstance(apart, dict) else {}):
+        if metric in where:
+            return _or_nan(where[metric])
+    return None
+
+
+def _or_nan(value: Any) -> float:
+    found = number(value)
+    return math.nan if found is None else found
+
+
+def _round(line: dict[str, Any]) -> int:
+    return int(number(line.get("round")) or 0)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(value / len(values) for value in values)
+
+
+def spread_of(values: Sequence[float | None]) -> Spread | None:
+    """Mean and spread of the values that there are; None if there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    mean = _mean(known)
+    std = math.hypot(*(value - mean for value in known)) / math.sqrt(max(1, len(known) - 1))
+    return Spread(mean, std, float(np.min(known)), float(np.max(known)), len(known))
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")
+
+
+# what differs
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in settings(run).items() if key not in SAME_RUN}
+
+
+def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
+    """What a group has that others have not; where that says nothing, or too much, the folder's name."""
+    firsts = [group[0] for group in groups]
+    told = [_told(run, firsts) if run.config and len(groups) > 1 else "" for run in firsts]
+    if max(map(len, told), default=0) > LONGEST:
+        told = [""] * len(told)
+    labels = []
+    for group, label in zip(groups, told, strict=True):
+        name = group[0].name if len(group) == 1 else f"{_method(group[0])}, {group[0].name} and {len(group) - 1} more"
+        if len(groups) == 1 and len(group) > 1:
+            name = _method(group[0])
+        elif label and told.count(label) == 1:
+            name = label
+        bad = any(run.protection == NOT_PRIVATE for run in group)
+        labels.append(printable(name) + f" ({NOT_PRIVATE})" * bad)
+    return labels
+
+
+def _method(run: Run) -> str:
+    return str(run.config.get("method", {}).get("name", run.name))
+
+
+def _told(run: Run, others: Sequence[Run]) -> str:
+    """The settings in which a run differs from others that made the same choices: where two methods meet, their own
+    settings are no difference."""
+    own, parts = settings(run), list[str]()
+    if len({"privacy" in other.config for other in others if other.config}) > 1:
+        asked = [key for key in ("privacy.epsilon", "privacy.noise_std") if key in own]
+        parts += [f"{_short(key)}={_value(own[key])}" for key in asked] or [NO_PRIVACY]
+    for section, chosen in run.config.items():
+        peers = [other for other in others if section in other.config]
+        alike = [other for other in peers if other.config[section].get("name") == chosen.get("name")]
+        if len(alike) < len(peers):
+            choice = _value(chosen.get("name", section))
+            parts.insert(0, choice if section == "method" else f"{section} {choice}")
+        differ = [key for key in differing(alike) if key.startswith(f"{section}.") and key not in SAME_RUN]
+        parts += [text for key in differ if key in own and (text := f"{_short(key)}={_value(own[key])}") not in parts]
+    return " ".join(parts)
+
+
+def _short(key: str) -> str:
+    section, _, rest = key.partition(".")
+    return SYMBOLS.get(key, rest if section in ("method", "privacy", "participation", "run") else key)
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# files
+
+
+def _runs_below(path: Path, depth: int) -> Iterator[Path]:
+    if _is_run(path):
+        yield path
+    elif depth:
+        try:
+            inside = sorted((entry for entry in path.iterdir() if entry.is_dir()), key=_natural)
+        except OSError:
+            return
+        for folder in inside:
+            yield from _runs_below(folder, depth - 1)
+
+
+def _is_run(path: Path) -> bool:
+    has = {name for name in ("metrics.jsonl", "config.toml", "environment.json") if (path / name).is_file()}
+    return "metrics.jsonl" in has or len(has) == 2
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    """Run 2 before run 10."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _told_apart(runs: list[Run]) -> list[Run]:
+    """Two runs of one name get the folders above into their names."""
+    parts = {run.path: run.path.resolve().parts for run in runs}
+    for length in (2, 3, 4):
+        names = [run.name for run in runs]
+        runs = [
+            replace(run, name=printable("/".join(parts[run.path][-length:]))) if names.count(run.name) > 1 else run
+            for run in runs
+        ]
+    return runs
+
+
+def _text(path: Path, problems: list[str], must: bool = True) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if must:
+            problems.append(f"{path.name} is missing")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or 'it is not text in UTF-8'}")
+    return None
+
+
+def _json(path: Path, problems: list[str], must: bool = True) -> dict[str, Any] | None:
+    text = _text(path, problems, must)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        problems.append(f"{path.name} is not a JSON object")
+        return None
+    return content
+
+
+def _lines(path: Path, problems: list[str], must: bool = True) -> tuple[dict[str, Any], ...]:
+    """The lines that are JSON objects; those that are not are counted."""
+    lines = [line for line in (_text(path, problems, must) or "").split("\n") if line.strip()]
+    found, bad = list[dict[str, Any]](), list[int]()
+    for at, line in enumerate(lines, start=1):
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        if isinstance(content, dict):
+            found.append(content)
+        else:
+            bad.append(at)
+    if bad == [len(lines)]:
+        problems.append(f"the last line of {path.name} is cut off")
+    elif bad:
+        problems.append(f"{len(bad)} of {len(lines)} lines of {path.name} cannot be read, the first is line {bad[0]}")
+    return tuple(found)
+
+
+def _config(path: Path, problems: list[str]) -> Config:
+    text = _text(path, problems)
+    try:
+        content = tomllib.loads(text or "")
+    except (ValueError, RecursionError):
+        problems.append(f"{path.name} is not valid TOML")
+        return {}
+    return {name: section for name, section in content.items() if isinstance(section, dict)}
