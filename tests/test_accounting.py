@@ -17,7 +17,7 @@ from scipy import optimize, special, stats
 
 import fednormec as fn
 from fednormec.privacy import accounting, composition
-from fednormec.privacy.accounting import Hidden, Open, delta, epsilon, tuned_epsilon
+from fednormec.privacy.accounting import Hidden, Open, delta, epsilon, epsilon_of_all, tuned_epsilon
 from fednormec.privacy.calibrate import paper_noise_std
 
 M, ROUNDS, DELTA = 20, 300, 1e-5
@@ -422,3 +422,81 @@ def test_affordable_rounds_are_exact(budget, at, planned, p, std, trust):
     assert asked.affordable(planned, budget, at) == keeps.count(True) - 1
     assert keeps == sorted(keeps, reverse=True)
     assert asked.would_exceed(planned, budget, at) is not keeps[-1]
+
+
+# Several kinds together.
+
+KINDS = [
+    {Hidden(0.25, 0.5): 30, Hidden(0.25, 1.0): 10},
+    {Hidden(0.25, 0.5): 30, Open((1.0,), (0.1,)): 10, Open((1.0,), (0.3,)): 5},
+    {Hidden(0.01, 1.2): 100, Hidden(0.5, 0.05): 300, Hidden(0.25, 0.3): 60},
+    {Hidden(0.25, 3.0): 1, Hidden(0.25, 0.01): 1000},
+    {Hidden(0.25, 0.5, True): 30, Hidden(0.25, 1.0, True): 10},
+]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_one_kind_alone_is_priced_as_ever(release):
+    for rounds, at in itertools.product((1, 30), (1e-2, 1e-5, 1e-12)):
+        assert epsilon_of_all({release: rounds}, at) == epsilon(release, rounds, at)
+        assert epsilon_of_all({release: rounds, Hidden(0.5, 1.0): 0}, at) == epsilon(release, rounds, at)
+    assert epsilon_of_all({}, 1e-5) == epsilon_of_all({release: 0}, 1e-5) == 0
+
+
+@pytest.mark.parametrize("at", [1e-2, 1e-5, 1e-12])
+def test_gaussians_together_are_one_gaussian(at):
+    """mu² = Σ rounds mu², the closed form."""
+    counts = {0.1: 10, 0.3: 5, 0.02: 400}
+    theirs = get_epsilon_gaussian(1 / math.sqrt(sum(k * mu**2 for mu, k in counts.items())), at)
+    ours = epsilon_of_all({Open((1.0,), (mu,)): k for mu, k in counts.items()}, at)
+    assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_several_kinds_agree_with_dp_accounting(kinds):
+    mirrored = any(getattr(release, "mirrored", False) for release in kinds)
+    fine, coarse = (
+        PLDAccountant(RELATIONS[mirrored], value_discretization_interval=width) for width in (5e-4, 1e-3)
+    )  # fmt: skip
+    for accountant in (fine, coarse):
+        for release, rounds in kinds.items():
+            gaussian = dp.GaussianDpEvent(1 / (release.mu if isinstance(release, Hidden) else release.mus[0]))
+            sampled = isinstance(release, Hidden)
+            accountant.compose(dp.PoissonSampledDpEvent(release.p, gaussian) if sampled else gaussian, rounds)
+    for at in (1e-3, 1e-5, 1e-8):
+        ours, theirs = epsilon_of_all(kinds, at), fine.get_epsilon(at)
+        assert ours == pytest.approx(theirs, rel=2e-3)
+        assert ours >= theirs - abs(coarse.get_epsilon(at) - theirs)  # both overstate, by a power of their grid
+
+
+def test_several_kinds_seen_agree_with_all_participation_patterns():
+    """Two noise levels, the client seen in n₁ of 4 and n₂ of 3 rounds: δ is a mean over n₁ and n₂."""
+    p, mu, k = (0.3, 0.6), (0.8, 1.5), (4, 3)
+
+    def exact(eps):
+        return math.fsum(
+            stats.binom.pmf(a, k[0], p[0]) * stats.binom.pmf(b, k[1], p[1])
+            * gaussian_delta(eps, math.sqrt(a * mu[0] ** 2 + b * mu[1] ** 2))
+            for a in range(k[0] + 1) for b in range(k[1] + 1)
+        )  # fmt: skip
+
+    for at in (0.05, 1e-3, 1e-6):
+        tight = inverse(exact, at)
+        ours = epsilon_of_all({Open((p[i],), (mu[i],)): k[i] for i in (0, 1)}, at)
+        assert tight * (1 - 1e-9) <= ours <= tight * 1.002
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from(RELEASES), st.integers(0, 200)), min_size=2, max_size=4),
+       st.sampled_from([1e-2, 1e-5, 1e-9, 1e-12]))  # fmt: skip
+def test_together_costs_more_than_any_alone_and_less_than_their_sum(parts, at):
+    kinds = dict(parts)
+    used = [(release, rounds) for release, rounds in kinds.items() if rounds]
+    ours = epsilon_of_all(kinds, at)
+    assert ours >= max([epsilon(release, rounds, at) for release, rounds in used], default=0.0) * (1 - 1e-3)
+    assert ours <= math.fsum(epsilon(release, rounds, at / len(used)) for release, rounds in used) * (1 + 1e-9)
+
+
+def test_kinds_that_numbers_would_not_do_for_are_added_up():
+    wild, tame = Hidden(0.25, 2000.0), Hidden(0.25, 0.5)
+    assert epsilon_of_all({wild: 3, tame: 4}, DELTA) == epsilon(wild, 3, DELTA / 2) + epsilon(tame, 4, DELTA / 2)

@@ -1,6 +1,8 @@
 """Leaks outside the noisy sum: each is refused, priced, or kept apart and marked."""
 
+import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from fednormec import randomness
 from fednormec.algorithms.named import METHODS
 from fednormec.engine import record
 from fednormec.errors import UserError
-from fednormec.experiment import LOCALS, PARTICIPATIONS, assemble
+from fednormec.experiment import LOCALS, PARTICIPATIONS, assemble, start
+from fednormec.grid import grid
 from fednormec.participation import Participation
 from fednormec.privacy.accounting import Hidden, Open
 
@@ -214,7 +217,44 @@ def test_runs_with_the_same_seed_share_their_noise_and_the_statement_says_so():
     priced = fn.Privacy(noise_std=1.0, tuning_runs=2)
     said = fn.train(fn.random_quadratic(9, 4), build("clip21"), privacy=priced, rounds=2).statement.text
     flat = " ".join(said.split())
-    assert "each with a seed of its own" in flat and "sees two runs with the same" in flat
+    assert "each with a seed or a stream of its own" in flat and "sees two runs with the same seed and stream" in flat
+
+
+def test_cells_of_a_sweep_do_not_share_their_noise():
+    """The same attack between two cells with one seed, from any two sweeps: what is left is noise, of √2 the size."""
+    base = {"problem": {"name": "quadratic", "clients": 9, "dim": 400}, "method": {"name": "clip21"},
+            "privacy": {"noise_std": 50.0, "stream": 0}, "run": {"rounds": 2, "seed": 3}}  # fmt: skip
+    longer = {**base, "run": {"rounds": 3, "seed": 3}}
+    cells = [cell for config in (base, longer) for cell in grid(config, {"method.server_step": [0.1, 0.2]})]
+    first = [next(start(assemble(cell.config), lambda number, plan: None)).released for cell in cells]
+    for a, b in itertools.combinations(first, 2):
+        assert (a - b).norm() == pytest.approx(50 * math.sqrt(2 * 400), rel=0.2)
+    for cell, released in zip(cells, first, strict=True):  # and yet a cell can be repeated
+        assert torch.equal(next(start(assemble(cell.config), lambda number, plan: None)).released, released)
+
+
+def test_streams_are_apart_and_stream_0_is_what_was_before():
+    def drawn(stream, secure=False):
+        mechanism = fn.Mechanism(40, fn.poisson(0.5), 2.0, secure=secure, stream=stream)
+        return mechanism.noise(30, 20, 7, 1), mechanism.cohort(7, 1).sending
+
+    for purpose, at in (("noise", 0), ("cohort", 1)):
+        found = [drawn(stream)[at] for stream in (0, 1, 2, 11)]
+        assert all(not np.array_equal(a, b) for a, b in itertools.combinations(found, 2)), purpose
+        assert all(np.array_equal(drawn(stream)[at], one) for stream, one in zip((0, 1, 2, 11), found, strict=True))
+    before = 2.0 * randomness.generator(7, "noise", 1).standard_normal(30)
+    assert np.array_equal(drawn(0)[0], before)
+    assert not np.array_equal(drawn(5, secure=True)[0], drawn(5, secure=True)[0])
+
+
+@pytest.mark.parametrize("stream", [-1, 1.0, 0.5, True, "1", None])
+def test_a_stream_is_a_whole_number(stream):
+    for build in (
+        lambda: fn.Privacy(noise_std=1.0, stream=stream),
+        lambda: fn.Mechanism(5, fn.full(), 1.0, stream=stream),
+    ):
+        with pytest.raises(UserError, match="stream must be a whole number from 0 on"):
+            build()
 
 
 def test_secure_normals_are_sums_of_four_draws(monkeypatch):

@@ -13,7 +13,7 @@ mu there are closed forms, and dp-accounting, whose import takes seconds, is not
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -56,6 +56,7 @@ class Open(NamedTuple):
 Release = Hidden | Open
 
 
+@lru_cache(maxsize=4096)  # a round asks for its ε several times: for the ledger, the record, the screen
 def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
     """The ε at this δ after `rounds` such releases, an upper bound; inf if the accountant has no answer.
 
@@ -69,7 +70,7 @@ def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant 
     if isinstance(release, Open) and len(release.mus) == 1:
         return _closed_epsilon(release, rounds, delta)
     tight = math.inf
-    if delta >= SMALLEST_DELTA and all(composition.fits(loss, rounds) for loss in _losses(release)):
+    if delta >= SMALLEST_DELTA and all(composition.fits((loss, rounds)) for loss in _losses(release)):
         tight = max(composition.epsilon(loss, rounds, delta) for loss in _losses(release))
         if delta >= 1e-12 * rounds:  # else the rounding errors that are counted as δ are much of it
             return tight
@@ -96,16 +97,31 @@ def tuned_epsilon(release: Release, rounds: int, delta: float, mean_runs: float,
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    if isinstance(release, Hidden) and not release.mirrored:
-        event: Any = dp.PoissonSampledDpEvent(release.p, dp.GaussianDpEvent(1 / release.mu))
-    elif isinstance(release, Open) and release.weights == (1.0,):
-        event = dp.GaussianDpEvent(1 / release.mus[0])
-    else:
+    event = _event(release)
+    if event is None:
         return math.inf
     best = RepeatAndSelectDpEvent(dp.SelfComposedDpEvent(event, rounds), mean_runs, shape)
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
     with _without_warnings():
         return float(accountant.compose(best).get_epsilon(delta))
+
+
+def epsilon_of_all(releases: Mapping[Release, int], delta: float) -> float:
+    """The ε of several kinds of releases together, so many of each, an upper bound.
+
+    Gaussians that everyone takes part in are one Gaussian, mu² = Σ rounds mu²; several kinds that are left are composed
+    on one grid. Where numbers would not do, it is the sum of what each costs at its share of δ.
+    """
+    kinds = _with_one_gaussian({release: rounds for release, rounds in releases.items() if rounds})
+    if len(kinds) < 2:
+        return math.fsum(epsilon(release, rounds, delta) for release, rounds in kinds.items())
+    added = math.fsum(epsilon(release, rounds, delta / len(kinds)) for release, rounds in kinds.items())
+    if delta < SMALLEST_DELTA or any(_computable(release) is not release for release in kinds):
+        return added
+    ways = list(_composed_ways(kinds))
+    if not all(composition.fits(*parts) for parts in ways):
+        return added
+    return min(added, max(composition.epsilon_of_all(parts, delta) for parts in ways))
 
 
 def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
@@ -119,6 +135,16 @@ def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
         outside = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
         logs = inside + np.log1p(-np.exp(np.minimum(outside - inside, 0.0)))
     return np.where(np.isfinite(inside), logs, -np.inf)
+
+
+def _event(release: Release) -> Any:
+    """The release as dp-accounting knows it, for zero_out; None if it does not."""
+    import dp_accounting as dp
+
+    if isinstance(release, Hidden):
+        gaussian = dp.GaussianDpEvent(1 / release.mu)
+        return None if release.mirrored else dp.PoissonSampledDpEvent(release.p, gaussian)
+    return dp.GaussianDpEvent(1 / release.mus[0]) if release.weights == (1.0,) and not release.unsure else None
 
 
 def _unamplified(release: Release) -> Open:
@@ -183,17 +209,42 @@ def _least(holds: Callable[[float], bool]) -> float:
     return high
 
 
+def _with_one_gaussian(kinds: Mapping[Release, int]) -> dict[Release, int]:
+    """The same releases with all Gaussians that everyone takes part in as a single one."""
+    gaussians = {release: rounds for release, rounds in kinds.items() if _is_gaussian(release)}
+    others = {release: rounds for release, rounds in kinds.items() if release not in gaussians}
+    if len(gaussians) < 2:
+        return dict(kinds)
+    mu = math.sqrt(math.fsum(rounds * _unamplified(release).mus[0] ** 2 for release, rounds in gaussians.items()))
+    return {Open((1.0,), (mu,)): 1, **others}
+
+
+def _is_gaussian(release: Release) -> bool:
+    return isinstance(release, Open) and release.weights == (1.0,) and not release.unsure
+
+
+def _composed_ways(kinds: Mapping[Release, int]) -> Iterator[list[tuple[RoundLoss, int]]]:
+    """All kinds on one grid, for a client that is added to all of them, or taken away.
+
+    What a grid adds to the variance counts against the variance of all rounds together: its width follows their mean.
+    """
+    rounds = sum(kinds.values())
+    spreads, reaches = zip(*(_extent(release) for release in kinds), strict=True)
+    mean = math.sqrt(math.fsum(k * s**2 for k, s in zip(kinds.values(), spreads, strict=True)) / rounds)
+    losses = [_losses(release, _width(mean, max(reaches))) for release in kinds]
+    for way in range(max(map(len, losses))):
+        yield [(both[way % len(both)], k) for both, k in zip(losses, kinds.values(), strict=True)]
+
+
 @lru_cache(maxsize=16)
-def _losses(release: Release) -> tuple[RoundLoss, ...]:
-    """One round's privacy loss, for both directions where they differ."""
+def _losses(release: Release, width: float | None = None) -> tuple[RoundLoss, ...]:
+    """One round's privacy loss, for both directions where they differ, on a grid of this width or of its own."""
+    width = _width(*_extent(release)) if width is None else width
     if isinstance(release, Open):
-        reach = _least(lambda e: _open_delta(release, np.array([e]))[0] <= release.unsure + NEGLIGIBLE)
-        width = _width(_open_spread(release), reach)
-        top = math.ceil(reach / width)
+        top = math.ceil(_open_reach(release) / width)
         return (connect_dots(width, -top, _open_delta(release, np.arange(-top, top + 1) * width)),)
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-    width = _width(*_hidden_spread(release))
     ways = (AdjacencyType.REPLACE,) if release.mirrored else (AdjacencyType.REMOVE, AdjacencyType.ADD)
     losses = []
     for way in ways:
@@ -202,6 +253,17 @@ def _losses(release: Release) -> tuple[RoundLoss, ...]:
         low, high = math.floor(bounds.epsilon_lower / width), math.ceil(bounds.epsilon_upper / width)
         losses.append(connect_dots(width, low, loss.get_delta_for_epsilon(np.arange(low, high + 1) * width)))
     return tuple(losses)
+
+
+def _extent(release: Release) -> tuple[float, float]:
+    """The standard deviation of one round's loss, and half of its range."""
+    if isinstance(release, Hidden):
+        return _hidden_spread(release)
+    return _open_spread(release), _open_reach(release)
+
+
+def _open_reach(release: Open) -> float:
+    return _least(lambda e: bool(_open_delta(release, np.array([e]))[0] <= release.unsure + NEGLIGIBLE))
 
 
 def _open_delta(release: Open, epsilons: np.ndarray) -> np.ndarray:
@@ -252,10 +314,10 @@ def _renyi_epsilon(release: Release, rounds: int, delta: float) -> float:
     from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
     if isinstance(release, Hidden):
-        if release.mirrored:
+        event = _event(release)
+        if event is None:
             return math.inf  # no Rényi bound is known to dp-accounting for replace-one under Poisson sampling
         accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
-        event = dp.PoissonSampledDpEvent(release.p, dp.GaussianDpEvent(1 / release.mu))
         with _without_warnings():
             return float(accountant.compose(event, rounds).get_epsilon(delta))
     orders = np.array(RENYI_ORDERS)

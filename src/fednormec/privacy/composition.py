@@ -1,4 +1,5 @@
 """The privacy loss of one round on a grid, and what any number of such rounds come to: one Fourier transform each.
+Rounds of several kinds come together if their grids have one width.
 
 A round's loss is discretised by connecting the dots of its δ(ε) curve (Doroshenko et al., arXiv 2207.04380), which
 over-states every δ. Composing k rounds is raising the transform to the k-th power. dp-accounting does the same, but
@@ -7,6 +8,7 @@ Whatever is cut off or rounded is counted as δ.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +31,9 @@ class RoundLoss(NamedTuple):
     log_moments: np.ndarray
 
 
+Parts = Sequence[tuple[RoundLoss, int]]
+
+
 def connect_dots(width: float, lowest: int, deltas: np.ndarray) -> RoundLoss:
     """The loss whose δ(ε) is `deltas` at ε = lowest * width, (lowest + 1) * width, …, and no less in between."""
     deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
@@ -47,49 +52,61 @@ def connect_dots(width: float, lowest: int, deltas: np.ndarray) -> RoundLoss:
 
 def epsilon(loss: RoundLoss, rounds: int, delta: float) -> float:
     """The least ε at which `rounds` rounds have at most this δ; inf if there is none."""
-    lowest, masses, certain = _compose(loss, rounds)
-    tail, weighted = _tails(loss.width, masses)
+    return epsilon_of_all([(loss, rounds)], delta)
+
+
+def epsilon_of_all(parts: Parts, delta: float) -> float:
+    """The same for so many rounds of each of several losses."""
+    width = parts[0][0].width
+    lowest, masses, certain = _compose(parts)
+    tail, weighted = _tails(width, masses)
     deltas = certain + tail - weighted  # at ε = (lowest + i) * width
     if certain > delta:
         return math.inf
     i = int(np.argmax(deltas <= delta))  # the last of them is `certain`
     if i == 0:
-        return max(0.0, lowest * loss.width)
+        return max(0.0, lowest * width)
     here, beyond = weighted[i] + masses[i], certain + tail[i] + masses[i]  # losses from i on, relative to place i
-    return max(0.0, (lowest + i) * loss.width + math.log((beyond - delta) / here))
+    return max(0.0, (lowest + i) * width + math.log((beyond - delta) / here))
 
 
 def delta(loss: RoundLoss, rounds: int, epsilon: float) -> float:
     """The δ of `rounds` rounds at this ε."""
-    lowest, masses, certain = _compose(loss, rounds)
+    lowest, masses, certain = _compose([(loss, rounds)])
     gaps = (lowest + np.arange(len(masses))) * loss.width - epsilon
     return float(min(1.0, certain - np.expm1(-gaps[gaps > 0]) @ masses[gaps > 0]))
 
 
-def fits(loss: RoundLoss, rounds: int) -> bool:
+def fits(*parts: tuple[RoundLoss, int]) -> bool:
     """Whether so many rounds can be composed in reasonable memory."""
-    low, high = _window(loss, rounds)
+    low, high = _window(parts)
     return high - low < LARGEST
 
 
-def _window(loss: RoundLoss, rounds: int) -> tuple[int, int]:
+def _window(parts: Parts) -> tuple[int, int]:
     """Places that hold all but TAIL of the composed loss on either side (Chernoff's bound)."""
-    bounds = (rounds * loss.log_moments - math.log(TAIL)) / TILTS
-    low = max(math.floor(bounds[TILTS < 0].max()), rounds * loss.lowest)
-    high = min(math.ceil(bounds[TILTS > 0].min()), rounds * (loss.lowest + len(loss.probabilities) - 1))
+    bounds = (sum(rounds * loss.log_moments for loss, rounds in parts) - math.log(TAIL)) / TILTS
+    lowest = sum(rounds * loss.lowest for loss, rounds in parts)
+    longest = sum(rounds * (len(loss.probabilities) - 1) for loss, rounds in parts)
+    low = max(math.floor(bounds[TILTS < 0].max()), lowest)
+    high = min(math.ceil(bounds[TILTS > 0].min()), lowest + longest)
     return low, max(low, high)
 
 
-def _compose(loss: RoundLoss, rounds: int) -> tuple[int, np.ndarray, float]:
+def _compose(parts: Parts) -> tuple[int, np.ndarray, float]:
     """The lowest place, the probabilities from there on, and what counts as an infinite loss."""
-    low, high = _window(loss, rounds)
+    low, high = _window(parts)
     size = next_fast_len(max(high - low + 1, 2), real=True)
-    wrapped = np.bincount(np.arange(len(loss.probabilities)) % size, loss.probabilities, minlength=size)
-    power = np.maximum(irfft(rfft(wrapped) ** rounds, size), 0.0)
-    masses = np.roll(power, -((low - rounds * loss.lowest) % size))[: high - low + 1]
-    rounding = np.finfo(float).eps * rounds * math.sqrt(size)
-    certain = -math.expm1(rounds * math.log1p(-loss.infinite)) + 2 * TAIL + rounding
-    return low, masses, certain
+    transform, start, rounds_of_all, log_finite = np.ones(size // 2 + 1, complex), 0, 0, 0.0
+    for loss, rounds in parts:
+        wrapped = np.bincount(np.arange(len(loss.probabilities)) % size, loss.probabilities, minlength=size)
+        transform *= rfft(wrapped) ** rounds
+        start += rounds * loss.lowest
+        rounds_of_all += rounds
+        log_finite += rounds * math.log1p(-loss.infinite)
+    masses = np.roll(np.maximum(irfft(transform, size), 0.0), -((low - start) % size))[: high - low + 1]
+    rounding = np.finfo(float).eps * rounds_of_all * math.sqrt(size)
+    return low, masses, -math.expm1(log_finite) + 2 * TAIL + rounding
 
 
 def _tails(width: float, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

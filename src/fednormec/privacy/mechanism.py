@@ -40,6 +40,8 @@ class Privacy:
     calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
     noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT PRIVATE.
     randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
+    stream: seeded runs with the same seed and different streams draw cohorts and noise of their own; with one stream
+        they share them, and what one publishes undoes the noise of the other.
     settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from computed
         constants: changes nothing but the statement, which says that ε does not cover it.
     """
@@ -55,6 +57,7 @@ class Privacy:
     calibration: Literal["exact", "paper"] = "exact"
     noise_scale: Literal["per_coordinate", "total_norm"] = "per_coordinate"
     randomness: Literal["seeded", "secure"] = "seeded"
+    stream: int = 0
     settings_from_data: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +69,7 @@ class Privacy:
             raise UserError("privacy needs epsilon (the noise is then calibrated) or noise_std, or both.")
         require_delta(self.delta)
         at_least_one("tuning_runs", self.tuning_runs)
+        require_stream(self.stream)
         one_of("calibration", self.calibration, ("exact", PAPER))
         one_of("noise_scale", self.noise_scale, ("per_coordinate", TOTAL_NORM))
         one_of("randomness", self.randomness, ("seeded", "secure"))
@@ -95,6 +99,7 @@ class Mechanism:
     min_cohort: int = 1
     secure: bool = False
     rounding: float = 0.0
+    stream: int = 0
 
     def __post_init__(self) -> None:
         m = at_least_one("the number of clients", self.num_clients)
@@ -105,6 +110,7 @@ class Mechanism:
             raise UserError(f"noise_std must lie between 1e-12 and 1e12, not {self.noise_std}.")
         positive("radius", self.radius)
         non_negative("rounding", self.rounding)
+        require_stream(self.stream)
         one_of("trust", self.trust, TRUSTS)
         one_of("adjacency", self.adjacency, ADJACENCIES)
         self.participation.rate(m)  # says so if the rule does not fit the number of clients
@@ -182,7 +188,8 @@ class Mechanism:
         return replace(self, noise_std=least_noise(at, epsilon))
 
     def _source(self, seed: int, purpose: str, round: int) -> Source:
-        return SecureSource() if self.secure else generator(seed, purpose, round)
+        own = (self.stream,) if self.stream else ()
+        return SecureSource() if self.secure else generator(seed, purpose, *own, round)
 
     def _honest_senders(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Secagg: how many noises hide a given client's message, its own included; with which probabilities; and that
@@ -236,6 +243,7 @@ def plan(
     mechanism = Mechanism(
         num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
         asked.adjacency, asked.colluders, asked.min_cohort, asked.randomness == "secure", rounding,
+        asked.stream,
     )  # fmt: skip
     before, paper = (asked.tuning_runs - 1) * rounds, asked.calibration == PAPER
     budget = None if paper else asked.epsilon
@@ -266,6 +274,12 @@ def require_delta(delta: float) -> float:
     if not 0 < delta < 1:
         raise UserError(f"delta must lie strictly between 0 and 1, not {delta}.")
     return delta
+
+
+def require_stream(stream: int) -> int:
+    if type(stream) is not int or stream < 0:
+        raise UserError(f"stream must be a whole number from 0 on, not {stream!r}.")
+    return stream
 
 
 def _binomial(n: int, p: float, least: int) -> tuple[np.ndarray, np.ndarray, float]:

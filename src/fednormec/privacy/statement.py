@@ -70,6 +70,7 @@ def state(plan: Plan, rounds: int) -> Statement:
         "nominal_epsilon_of_the_paper": plan.nominal,
         "noise_scale": "total_norm" if plan.total_norm else "per_coordinate",
         "randomness": "secure" if mechanism.secure else "seeded",
+        "stream": mechanism.stream,
         "settings_from_data": plan.settings_from_data,
     }
     entries = [*_grounds(plan, rounds, second), *(("not covered", text) for text in _not_covered(plan))]
@@ -121,7 +122,7 @@ def _grounds(plan: Plan, rounds: int, second: float) -> Iterator[tuple[str, str]
             "tuning",
             (
                 f"{plan.rounds_before} rounds of other runs on the same clients are included in ε: with this same "
-                "noise, sampling and trust, each with a seed of its own"
+                "noise, sampling and trust, each with a seed or a stream of its own"
             ),
         )
     opinion = f"; Rényi accounting says {up(second)}" if math.isfinite(second) else ""
@@ -143,8 +144,8 @@ def _not_covered(plan: Plan) -> Iterator[str]:
     gaps = "" if m.secure else ", which seeded noise does nothing about"
     yield f"the gaps between floating-point numbers{gaps}"
     if not m.secure:
-        yield ("whoever knows the seed, or sees two runs with the same: noise and cohorts follow from it; deploy with "
-               'privacy.randomness = "secure"')  # fmt: skip
+        yield ("whoever knows the seed, or sees two runs with the same seed and stream: noise and cohorts follow from "
+               'it; deploy with privacy.randomness = "secure"')  # fmt: skip
     if plan.delta * m.num_clients >= 1:
         yield f"a failure with probability δ = {plan.delta:g}: with {m.num_clients} clients it should be far smaller"
 

@@ -1,0 +1,104 @@
+"""What many runs on the same clients cost together, from their ledgers alone."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fednormec.config import read
+from fednormec.errors import UserError
+from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
+from fednormec.privacy.ledger import Spent, read_ledger
+from fednormec.privacy.mechanism import NOT_PRIVATE, TOTAL_NORM
+from fednormec.privacy.statement import up
+from fednormec.results import PUBLIC
+
+SAME_PROMISE = ("delta", "trust", "adjacency", "colluders")
+
+
+class Price(NamedTuple):
+    """What the private runs cost together, so many rounds in all. `epsilon` is None if there is no one number.
+
+    best_only is the ε if only the best of a random number of such runs were shown. `note` says what else to know.
+    """
+
+    runs: int
+    rounds: int
+    epsilon: float | None
+    delta: float | None
+    best_only: float | None
+    note: str
+
+
+class _Run(NamedTuple):
+    privacy: dict[str, Any] | None
+    spent: Spent | None
+    released: bool
+
+
+def price_of(paths: Sequence[Path], metric: str | None = None) -> Price | None:
+    """The price of the runs in these folders, as if all were on the same clients; None if none of them is private.
+
+    Every line of every ledger counts, also of runs that failed or were interrupted and then done again: with the same
+    seed and stream that repeats the same releases, so that counting both is safe and more than needed. The runs that
+    privacy.tuning_runs allows for are not counted again: what counts is what ran. With the metric that the runs are
+    ranked by, the note says if that ranking is not private.
+    """
+    try:
+        runs = [_run(path) for path in paths if (path / "config.toml").exists()]
+    except UserError as error:
+        return Price(len(paths), 0, None, None, None, f"there is no ε of all runs: {error}".rstrip("."))
+    spent = [run.spent for run in runs if run.spent is not None]
+    if not spent:
+        return None
+    rounds, asked = sum(s.rounds for s in spent), [run.privacy for run in runs if run.privacy is not None]
+    trouble = _no_number(runs, asked)
+    if trouble:
+        return Price(len(spent), rounds, None, None, None, trouble)
+    delta, counts = asked[0]["delta"], Counter[Any]()
+    for s in spent:
+        counts[s.release] += s.rounds
+    epsilon, covered = epsilon_of_all(counts, delta), metric is None or metric in PUBLIC
+    if math.isinf(epsilon):
+        return Price(len(spent), rounds, None, delta, None, f"{NOT_PRIVATE}: no finite ε of all runs at δ = {delta:g}")
+    note = "" if covered else f"it does not cover the ranking by {metric}, which looks at the clients' data"
+    return Price(len(spent), rounds, epsilon, delta, _best_only(spent, delta) if covered else None, note)
+
+
+def price_text(price: Price) -> str:
+    if price.epsilon is None:
+        return price.note
+    said = f"all {price.runs} private runs together, {price.rounds} rounds, cost ε ≤ {up(price.epsilon)}"
+    said += f" at δ = {price.delta:g}" + (f"; {price.note}" if price.note else "")
+    if price.best_only is not None:
+        said += (f"; showing only the best of a number of runs drawn at random, {price.runs} on average, would cost "
+                 f"ε ≤ {up(price.best_only)}")  # fmt: skip
+    return f"{said}. The ε of a row is that of its run alone"
+
+
+def _run(path: Path) -> _Run:
+    ledger, metrics = path / "ledger.jsonl", path / "metrics.jsonl"
+    paid = ledger.exists() and b"\n" in ledger.read_bytes()  # the first line is whole before anything is released
+    released = metrics.exists() and metrics.stat().st_size > 0
+    return _Run(read(path / "config.toml").get("privacy"), read_ledger(ledger) if paid else None, released)
+
+
+def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
+    """Why there is no one ε; empty if there is."""
+    bare = sum(run.privacy is None and run.released for run in runs)
+    if bare:
+        return f"{NOT_PRIVATE}: {bare} of these runs had no noise, which no ε of the others makes good"
+    if any(privacy.get("noise_scale") == TOTAL_NORM for privacy in asked):
+        return f"{NOT_PRIVATE}: noise in some of these runs protects nobody"
+    if len({tuple(privacy.get(key) for key in SAME_PROMISE) for privacy in asked}) > 1:
+        return "the cells differ in δ, trust, adjacency or colluders: there is no one ε of them all"
+    return ""
+
+
+def _best_only(spent: Sequence[Spent], delta: float) -> float | None:
+    """Where all runs are alike: the ε of a geometric number of them, as many on average, with only the best shown."""
+    if len(spent) < 2 or len({(s.release, s.rounds) for s in spent}) > 1:
+        return None
+    found = tuned_epsilon(spent[0].release, spent[0].rounds, delta, float(len(spent)), 1.0)
+    return found if math.isfinite(found) else None
