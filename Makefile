@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 PEERS := .venv-peers
 
-.PHONY: run test check setup bench verify-theory contrast rates clean
+.PHONY: run test check setup bench verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -37,6 +37,18 @@ verify-theory: $(READY)
 # where bounding without error feedback stalls, and how fast the bounds fall: minutes each
 contrast rates: $(READY)
 	$(BIN)/python experiments/$@/$@.py
+
+# real CIFAR-10 and Fashion-MNIST, once, into the user's cache
+data: $(READY)
+	$(BIN)/fednormec data fetch cifar10
+	$(BIN)/fednormec data fetch fashion_mnist
+
+# the paper's figures at a small scale, and what a true ε reaches: an hour, two hours; both go on where they were stopped
+reproduce: data
+	$(BIN)/fednormec reproduce all --small
+
+private-at-scale: data
+	$(BIN)/python experiments/private-at-scale/private_at_scale.py
 
 $(PEERS)/.ready: benchmarks/peers.txt
 	$(PYTHON) -m venv $(PEERS)

@@ -107,7 +107,9 @@ def strictly(text: str) -> dict[str, object]:
         ("method.name=fed_normek", "unknown method 'fed_normek'; did you mean 'fed_normec'?"),
         ("model.name=resnet", "unknown model 'resnet'; did you mean 'resnet20'?"),
         ("data.source=digit", "there is no data set, file or folder 'digit'; did you mean 'digits'?"),
-        ("data.source=cifar", "there is no data set, file or folder 'cifar'; check the path."),
+        ("data.source=cifar", "there is no data set, file or folder 'cifar'; did you mean 'cifar10'?"),
+        ("data.source=fashion-mnits", "file or folder 'fashion-mnits'; did you mean 'fashion_mnist'?"),
+        ("data.source=imagenet", "there is no data set, file or folder 'imagenet'; check the path."),
         ("data.partition=dirichlett", "unknown partition 'dirichlett'; did you mean 'dirichlet'?"),
         ("participation.name=poison", "unknown participation 'poison'; did you mean 'poisson'?"),
         ("local.name=sgdd", "unknown local 'sgdd'; did you mean 'sgd'?"),
@@ -356,13 +358,49 @@ def test_more_clients_than_examples_are_refused(refused: Refused, tmp_path: Path
 def test_a_second_test_set_is_refused(refused: Refused, tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", x=X, y=Y, x_test=X, y_test=Y)
     message = refused(*sets("data.source=all.npz", "data.test_fraction=0.2"))
-    assert message == "all.npz brings its own test set: leave test_fraction out."
+    assert message.startswith("all.npz brings its own test set: leave test_fraction out, or set pool = true")
 
 
-def test_a_folder_takes_no_partition(refused: Refused, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "setting", ["partition=iid", "pool=true", "pool=false", "test_fraction=0.1", "examples=3", "test_examples=3"]
+)
+def test_a_folder_is_not_dealt_out(refused: Refused, tmp_path: Path, setting: str) -> None:
     clients_in(tmp_path / "clients")
-    message = refused(*sets("data.source=clients", "data.partition=iid"))
-    assert "unknown setting in [data] from a folder, one file per client, 'partition'" in message
+    message = refused(*sets("data.source=clients", f"data.{setting}"))
+    key = setting.partition("=")[0]
+    expected = f"[data] {key} is for data that are dealt out, but in the folder clients each file is a client"
+    assert message == f"{expected}: leave {key} out."
+
+
+def test_a_folder_takes_no_clients(refused: Refused, tmp_path: Path) -> None:
+    clients_in(tmp_path / "clients")
+    message = refused(*sets("data.source=clients", "data.clients=3"))
+    assert "unknown setting in [data] from a folder, one file per client, 'clients'" in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.examples=25"], "[data] examples must be from 1 to 24, as many as there are, not 25."),
+        (["data.examples=0"], "[data] examples must be from 1 to 24, as many as there are, not 0."),
+        (["data.examples=-1"], "[data] examples must be from 1 to 24, as many as there are, not -1."),
+        (["data.examples=2.0"], "[data]: examples must be a whole number, not 2.0."),
+        (["data.test_examples=7"], "[data] test_examples must be from 1 to 6, as many as there are, not 7."),
+        (["data.pool=true", "data.examples=28"], "[data] examples must be from 1 to 27, as many as there are, not 28."),
+        (["data.pool=true", "data.test_examples=4"], "[data] test_examples must be from 1 to 3, as many as there are"),
+        (["data.pool=true", "data.test_fraction=0", "data.test_examples=1"], "test_examples needs a test set: set"),
+        (["data.pool=yes"], "[data]: pool must be true or false, not 'yes'."),
+        (["data.pool=true", "data.partition=by_ids"], "choose another partition than by_ids."),
+        (["data.examples=2"], "every client needs at least one example, got 3 clients for 2 examples"),
+    ],
+)
+def test_more_examples_than_there_are_are_refused(
+    refused: Refused, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    np.savez(tmp_path / "all.npz", x=X, y=Y, x_test=X[:6], y_test=Y[:6])
+    if not any("by_ids" in override for override in overrides):
+        overrides = [*overrides, "data.clients=3"]
+    assert message in refused(*sets("data.source=all.npz", *overrides))
 
 
 # mistakes in the output folder
@@ -488,6 +526,7 @@ def test_json_is_one_object_on_stdout_and_progress_goes_to_stderr(fednormec_: Co
     assert [found and found.groups() for found in rounds] == [("1", "3"), ("2", "3"), ("3", "3")]
     result.pop("curve")
     assert result.pop("statement") is None
+    assert Path(result.pop("report")).name == "report.html"
     assert strictly((tmp_path / "out" / "summary.json").read_text()) == result
 
 
@@ -504,7 +543,8 @@ def test_a_person_is_told_what_matters(fednormec_: Command, tmp_path: Path) -> N
     assert f"test accuracy  {metrics['test_accuracy']:.1%}" in said.out
     assert f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)" in said.out
     assert "privacy        none: no noise was added, the clients' data are not protected" in said.out
-    assert said.out.endswith(f"run folder     {Path('runs') / 'not_private-1'}\n")
+    folder = Path("runs") / "not_private-1"
+    assert said.out.endswith(f"run folder     {folder}\nreport         {folder / 'report.html'}\n")
 
 
 def test_a_section_without_use_is_mentioned(fednormec_: Command) -> None:

@@ -1,4 +1,4 @@
-"""The contrast and rates experiments: the least example exactly, their quick versions, and what their pages say."""
+"""The experiments: the least example exactly, their quick versions, and what their pages say."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import contrast
 import numpy as np
+import private_at_scale
 import pytest
 import rates
 import torch
@@ -13,6 +14,7 @@ from scipy.optimize import brentq
 
 import fednormec as fn
 from fednormec.local import Moment
+from fednormec.results import find_runs
 from fednormec.theory.setting import Constants, constants_of
 from fednormec.theory.watch import measure
 
@@ -167,3 +169,44 @@ def test_the_rates_page_says_what_was_measured() -> None:
         assert r["slope_bound"] == pytest.approx(-r["rate"], abs=0.02)
         assert r["slope_measured"] < -0.8 * r["rate"]
         assert all(m <= b for m, b in zip(r["measured"], r["bound"], strict=True))
+
+
+# private at scale
+
+
+def test_private_at_scale_tunes_with_one_seed_and_judges_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick version through the real runs: every ε is kept to, and the table is what the runs' folders say."""
+    monkeypatch.setattr("sys.argv", ["x", "--quick", "--quiet", "--runs", f"{tmp_path}/runs", "--out", f"{tmp_path}"])
+    private_at_scale.main()
+    (study,) = json.loads((tmp_path / "results.json").read_text())["studies"]
+    runs = find_runs([tmp_path / "runs"])
+    assert len(runs) == 3 * 6 + 3 * 2 * 3
+    for row in study["rows"]:
+        assert row["spent"] <= row["epsilon"]
+        same = [run for run in runs if run.epsilon == row["spent"] and run.seed in private_at_scale.SEEDS]
+        assert set(row["accuracies"]) <= {run.final("test_accuracy") for run in same}
+    for label in dict.fromkeys(row["method"] for row in study["rows"]):
+        chosen = {(row["bound"], row["server_step"]) for row in study["rows"] if row["method"] == label}
+        assert len(chosen) == 1  # tuned at the largest ε, used at every other
+    assert "Tuning at ε = 8: all 18 private runs together cost ε ≤" in (tmp_path / "results.md").read_text()
+    assert (tmp_path / "accuracy.png").stat().st_size > 10_000
+
+
+def test_private_at_scale_compares_what_the_page_says() -> None:
+    """Every federation, method, p and ε that its README promises."""
+    fashion = [task for task in private_at_scale.TASKS if task.name.startswith("fashion")]
+    assert [task.data["partition"] for task in fashion] == ["iid", "dirichlet"]
+    for task in fashion:
+        assert task.data["clients"] == 2000 and task.epsilons == (1.0, 2.0, 4.0, 8.0)
+        families = {method.family for method in task.methods}
+        assert families == {
+            "Fed-α-NormEC", "DP-FedAvg (clip)", "DP-FedAvg (normalised)", "Clip21", "Clip21-SGD2M", "DP-SCAFFOLD"
+        }  # fmt: skip
+        for family in families:
+            assert {method.p for method in task.methods if method.family == family} == {0.1, 1.0}
+        ours = {(method.p, method.idle) for method in task.methods if method.family == "Fed-α-NormEC"}
+        assert {(0.1, "advance"), (0.1, "sleep")} < ours
+    cifar = [task for task in private_at_scale.TASKS if task.data["source"] == "cifar10"]
+    assert all(1000 <= task.data["clients"] <= 5000 and task.epsilons == (8.0,) for task in cifar)

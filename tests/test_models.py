@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ VARIANTS = {
     "mlp": mlp,
     "small_cnn": small_cnn,
     "small_cnn without norm": lambda shape, classes: small_cnn(shape, classes, norm="none"),
+    "small_cnn with strides": lambda shape, classes: small_cnn(shape, classes, halving="stride"),
     "resnet20": resnet20,
     "resnet20 with batch norm": lambda shape, classes: resnet20(shape, classes, norm="batch"),
 }
@@ -71,6 +73,7 @@ def test_sizes_follow_from_the_layers() -> None:
     convolutions = (16 * 3 * 9 + 16) + (32 * 16 * 9 + 32)
     head = 32 * 8 * 8 * 10 + 10
     assert size(small_cnn(CIFAR, 10, norm="none")) == convolutions + head
+    assert size(small_cnn(CIFAR, 10, norm="none", halving="stride")) == convolutions + head
     assert size(small_cnn(CIFAR, 10)) == convolutions + 2 * (16 + 32) + head < 100_000
 
 
@@ -83,11 +86,18 @@ def test_every_model_maps_a_batch_of_images_to_logits(name: str, shape: tuple[in
 
 
 @quick
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.integers(0, 40), st.integers(0, 40))
-def test_small_cnn_fits_every_image_that_survives_its_halvings(channels: list[int], height: int, width: int) -> None:
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.sampled_from(["pool", "stride"]),
+)
+def test_small_cnn_fits_every_image_that_survives_its_halvings(
+    channels: list[int], height: int, width: int, halving: Literal["pool", "stride"]
+) -> None:
     shortest = 2 ** len(channels)
     shape = (2, shortest + height, shortest + width)
-    assert small_cnn(shape, 3, channels=channels)(random_inputs(1, *shape)).shape == (1, 3)
+    assert small_cnn(shape, 3, channels=channels, halving=halving)(random_inputs(1, *shape)).shape == (1, 3)
     with pytest.raises(UserError, match=f"at least {shortest}x{shortest} pixels"):
         small_cnn((2, shortest - 1, shortest + width), 3, channels=channels)
 

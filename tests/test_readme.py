@@ -14,6 +14,7 @@ import pytest
 import quickstart
 
 from fednormec.algorithms.named import METHODS
+from fednormec.data.images import IMAGE_SETS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,6 +60,18 @@ def test_the_commands_run(command, folder):
         (folder / target).write_text(done.stdout)
     if command == "fednormec run":
         assert_looks_like(done.stdout, BLOCKS["text"][0])
+
+
+@pytest.mark.parametrize("command", [line.partition("#")[0].strip() for line in BLOCKS["sh"][2].splitlines()])
+def test_the_commands_on_real_data_run(command, tmp_path):
+    """Where the data were fetched before: nothing is downloaded here. The figures are cut to one with one round."""
+    missing = [name for name, images in IMAGE_SETS.items() if not images.path.exists()]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not fetched: fednormec data fetch {missing[0]}")
+    words = shlex.split(command.replace("reproduce all", "reproduce figure4 --rounds 1 --seed 1"))
+    words = [word.replace("run.rounds=30", "run.rounds=3") for word in words]
+    done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def assert_looks_like(printed: str, promised: str) -> None:

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 import fednormec.report
+from fednormec.compare import ranked
 from fednormec.config import read
 from fednormec.errors import UserError
-from fednormec.plots import draw_curves
+from fednormec.plots import AXES, draw_curves
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.report import page, write_figures, write_report
 from fednormec.results import find_runs, grouped
@@ -192,6 +193,54 @@ def test_of_many_settings_the_first_ten_are_drawn(tmp_path: Path) -> None:
     assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 10  # in grey, too
 
 
+def swept(folder: Path, many: int) -> Path:
+    """So many settings with names that are as long as they get."""
+    for k in range(many):
+        method = {"name": "dp_fed_avg_normalized", "beta": 0.01 * (k + 1), "some_other_setting": "as long as a name is"}
+        made(folder / f"{k}", [0.1, 0.01 * k], method=method if k % 2 else method | {"some_other_setting": "short"})
+    return folder
+
+
+@pytest.mark.parametrize("many", [1, 2, 12])
+def test_axes_keep_their_size_whatever_the_legend(tmp_path: Path, many: int) -> None:
+    groups = grouped(find_runs([swept(tmp_path, many)]))
+    assert max(len(group.label) for group in groups) > 40 or many == 1
+    figure = draw_curves(groups, "test_accuracy")
+    figure.draw_without_rendering()
+    taken, whole = figure.axes[0].get_window_extent(), figure.bbox
+    assert (taken.width / figure.dpi, taken.height / figure.dpi) == pytest.approx(AXES, abs=0.1)
+    assert len(figure.legends) == (many > 1)
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert box.y1 < taken.y0
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.x1
+
+
+def test_the_figures_of_a_page_share_one_legend(tmp_path: Path) -> None:
+    runs = find_runs([swept(tmp_path / "runs", 12)])
+    content = page(runs)
+    (legend,) = re.findall(r'<ul class="legend".*?</ul>', content)
+    entries = re.findall(r"<li>(<svg .*?</svg>)<span>(.*?)</span></li>", legend)
+    assert [label for _, label in entries] == [html.escape(group.label) for group in ranked(grouped(runs))[:10]]
+    assert len({swatch for swatch, _ in entries}) == 10
+    colours = [re.findall(r'stroke="(#\w{6})"', swatch)[0].lower() for swatch, _ in entries]
+    figures = re.findall(r"<figure>(.*?)</figure>", content, flags=re.S)
+    assert len(figures) == 4
+    for figure in figures:
+        assert "some_other_setting" not in figure
+        assert re.findall(r"stroke: (#\w{6}); stroke-width: 1.6", figure) == colours
+    assert 'class="legend"' not in page(runs[:1])
+
+
+def test_of_many_settings_the_first_twelve_are_unfolded(tmp_path: Path) -> None:
+    content = page(find_runs([swept(tmp_path, 14)]))
+    results = content[content.index("<h2>Results") : content.index("<h2>Over the rounds")]
+    seen, rest = results.split('<details class="more"><summary>2 more settings</summary>')
+    assert (seen.count('<th scope="row">'), rest.count('<th scope="row">')) == (12, 2)
+    (columns,) = set(re.findall(r"<col>.*?(?=<thead>)", results))  # of the same widths
+    assert columns.count("<col") == seen.count('<th scope="col">')
+
+
 # the command
 
 
@@ -244,7 +293,9 @@ MEASURE = """<!DOCTYPE html><body style="margin:0"><iframe style="border:0;width
 onload="const d = this.contentDocument, w = {width}, all = e => [...d.querySelectorAll(e)];
   const boxes = all('svg, table, pre, .tile, .box, h1, p').map(e => [e, e.getBoundingClientRect()]);
   const out = boxes.filter(([e, r]) => r.right > w + 1 && !e.closest('.scroll, pre'));
+  const held = d.querySelector('.figures-table');
   document.body.setAttribute('data-found', JSON.stringify({{page: d.documentElement.scrollWidth, out: out.length,
+    table: held.getBoundingClientRect().width, room: held.parentElement.clientWidth,
     figures: all('figure svg').map(e => Math.round(e.getBoundingClientRect().width)),
     smallest: Math.min(...all('p, td, th, dd, li, figcaption').map(e => parseFloat(getComputedStyle(e).fontSize)))}}))">
 </iframe></body>"""
@@ -274,6 +325,21 @@ def test_the_page_fits_a_desk_and_a_phone(two_methods: Path, tmp_path: Path, wid
     assert len(found["figures"]) == 4
     assert all(340 <= w < 540 for w in found["figures"])
     assert found["smallest"] >= 13
+
+
+@needs_browser
+def test_the_whole_table_of_a_sweep_fits_a_desk(tmp_path: Path) -> None:
+    runs = swept(tmp_path / "runs", 14)
+    for seed in range(2):
+        weak = {"method": {"beta": 2.0}, "run": {"seed": seed, "rounds": 20_000}}
+        made(runs / f"weak{seed}", [0.52, 0.5 + 0.1 * seed], epsilon=33500.0, label=True, **weak)
+    made(runs / "weak2", [0.5], label=True, **(weak | {"run": {"seed": 2, "rounds": 20_000}}))
+    (runs / "weak2" / "summary.json").unlink()
+    wrapper = tmp_path / "wrapper.html"
+    wrapper.write_text(MEASURE.format(width=1280, page=html.escape(page(find_runs([runs])))), encoding="utf-8")
+    dom = browse(tmp_path, "--dump-dom", "--window-size=1400,1000", wrapper.as_uri())
+    found = json.loads(html.unescape(re.search(r'data-found="([^"]*)"', dom)[1]))
+    assert found["table"] <= found["room"] + 1
 
 
 @needs_browser

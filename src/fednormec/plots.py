@@ -1,13 +1,14 @@
 """Figures, drawn without a display. Colours that stay apart for the colour-blind and in print."""
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,11 +39,28 @@ SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#00
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v")  # three cycles of different lengths: lines stay apart in grey, too
 AT_ONCE = 10  # more curves than this in one picture nobody tells apart
+AXES = 5.2, 3.2  # inches, whatever stands around them
 FACES = {
     "test_accuracy": "test accuracy", "test_loss": "test loss", "train_loss": "train loss",
     "epsilon": "ε spent", "memory_error": "max ‖P_i(x) − v_i‖", "tracking_error": "‖v − mean v_i‖",
     "gradient_norm": "‖∇f(x)‖",
 }  # fmt: skip
+
+
+class Look(NamedTuple):
+    """How a line is drawn; no marker for a level."""
+
+    colour: str
+    dash: str
+    marker: str = ""
+
+
+def look(place: int) -> Look:
+    """That of the group at such a place of the table, the same in every figure."""
+    return Look(SERIES[place % len(SERIES)], DASHES[place % len(DASHES)], MARKERS[place % len(MARKERS)])
+
+
+LEVELS = Look("#555555", "--"), Look("#555555", ":")
 
 
 def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private: bool = True) -> None:
@@ -139,7 +157,8 @@ def measured_against_guaranteed(
 def curves(groups: Sequence[Group], metric: str, path: Path, levels: Mapping[str, float] | None = None) -> "Figure":
     """A figure over the rounds, a line per group (the mean over its runs) in a band from the least to the largest.
 
-    `levels` are horizontal lines with their names. Groups that never measured it are left out.
+    `levels` are horizontal lines with their names. Groups that never measured it are left out. The axes keep their
+    size: the figure grows with the legend below them.
     """
     _check(path)
     figure = draw_curves(groups, metric, levels)
@@ -147,35 +166,45 @@ def curves(groups: Sequence[Group], metric: str, path: Path, levels: Mapping[str
     return figure
 
 
+def drawn(groups: Sequence[Group], metric: str) -> dict[int, Group]:
+    """The groups whose lines are drawn, by their places: the first of those that measured it."""
+    known = ((k, group) for k, group in enumerate(groups) if np.isfinite(group.curve(metric).mean).any())
+    return dict(itertools.islice(known, AT_ONCE))
+
+
 def draw_curves(
-    groups: Sequence[Group], metric: str, levels: Mapping[str, float] | None = None, width: float = 4.6
+    groups: Sequence[Group],
+    metric: str,
+    levels: Mapping[str, float] | None = None,
+    size: tuple[float, float] | None = None,
 ) -> "Figure":
-    """The same, not yet written."""
-    known = {k: group for k, group in enumerate(groups) if np.isfinite(group.curve(metric).mean).any()}
-    drawn = dict(list(known.items())[:AT_ONCE])
-    figure = _empty((width, 3.1 + 0.17 * len(drawn)))
+    """The same, not yet written; of a given size and without a legend where that stands elsewhere."""
+    lines = drawn(groups, metric)
+    figure = _empty(size or AXES)
     axes = figure.add_subplot()
-    for k, group in drawn.items():
-        curve, colour = group.curve(metric), SERIES[k % len(SERIES)]  # by its place among all: the same in every figure
+    for k, group in lines.items():
+        curve, (colour, dash, marker) = group.curve(metric), look(k)
         few = max(1, len(curve.rounds) // 7)
         axes.plot(
-            curve.rounds, curve.mean, DASHES[k % len(DASHES)], color=colour, marker=MARKERS[k % len(MARKERS)],
-            markersize=4, markevery=(min(k, few - 1), few), linewidth=1.6, label=_legend(group.label),
+            curve.rounds, curve.mean, dash, color=colour, marker=marker, markersize=4,
+            markevery=(min(k, few - 1), few), linewidth=1.6, label=_legend(group.label),
         )  # fmt: skip
         if len(group.runs) > 1:
             axes.fill_between(curve.rounds, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
-    for (name, level), dash in zip((levels or {}).items(), ("--", ":"), strict=False):
-        axes.axhline(level, color="#555555", linestyle=dash, linewidth=1.4, label=name)
-    _scale(axes, metric, [group.curve(metric).mean for group in drawn.values()])
+    for (name, level), (colour, dash, _) in zip((levels or {}).items(), LEVELS, strict=False):
+        axes.axhline(level, color=colour, linestyle=dash, linewidth=1.4, label=name)
+    _scale(axes, metric, [group.curve(metric).mean for group in lines.values()])
     axes.set(xlabel="round", ylabel=FACES.get(metric, metric) + ("" if metric in PUBLIC else " (not private)"))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
-    if any(NOT_PRIVATE in group.label for group in drawn.values()):
+    if any(NOT_PRIVATE in group.label for group in lines.values()):
         axes.set_title(
-            NOT_PRIVATE if len(drawn) == 1 else f"with runs that are {NOT_PRIVATE}", color=ALARM, fontsize=10
+            NOT_PRIVATE if len(lines) == 1 else f"with runs that are {NOT_PRIVATE}", color=ALARM, fontsize=10
         )
-    if len(drawn) > 1 or levels:
-        figure.legend(loc="outside lower center", fontsize=9, frameon=False)
+    if size is None:
+        if len(groups) > 1 or levels:
+            figure.legend(loc="outside lower center", fontsize=9, frameon=False)
+        _grow(figure, axes)
     return figure
 
 
@@ -201,6 +230,17 @@ def _scale(axes: Any, metric: str, means: Sequence[np.ndarray]) -> None:
         axes.set_yscale("log")
     elif metric == "epsilon":
         axes.set_ylim(bottom=0)
+
+
+def _grow(figure: "Figure", axes: Any) -> None:
+    """Makes the figure as large as its axes need to have their size."""
+    lines = sum(text.get_text().count("\n") + 1 for legend in figure.legends for text in legend.get_texts())
+    figure.set_size_inches(AXES[0] + 2, AXES[1] + 2 + 0.3 * lines)  # room for all, so that the layout works at all
+    with _any_glyph():
+        figure.draw_without_rendering()
+    taken = axes.get_window_extent()
+    wide, high = figure.get_size_inches()
+    figure.set_size_inches(wide + AXES[0] - taken.width / figure.dpi, high + AXES[1] - taken.height / figure.dpi)
 
 
 def _legend(label: str) -> str:

@@ -5,8 +5,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from fednormec.problems.base import Metrics
+
+if TYPE_CHECKING:
+    from fednormec.cells import News
 
 Show = Callable[[int, Metrics | None, str | None], None]
 BARS = "▁▂▃▄▅▆▇█"
@@ -36,6 +40,38 @@ def counted(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def tallied(cells: int, line: Callable[["News"], str], quiet: bool) -> Iterator[Callable[["News"], None]]:
+    """A function that hears of many runs side by side: a bar on a terminal, a line for each that ended elsewhere."""
+    if quiet:
+        yield lambda news: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    started, before, console = time.perf_counter(), [-1], Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
+               TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(f"0/{cells} cells")
+
+        def tell(news: "News") -> None:
+            before[0] = news.rounds if before[0] < 0 else before[0]  # what an earlier command did tells no speed
+            progress.update(
+                task, completed=news.rounds, total=news.total, description=f"{news.cells_ended}/{cells} cells"
+            )
+            if news.ended is not None:
+                spent = time.perf_counter() - started
+                left = spent * (news.total - news.rounds) / max(1, news.rounds - before[0])
+                said = f"{news.cells_ended}/{cells}  {spent:.0f} s, {left:.0f} s left  {line(news)}"
+                if progress.disable:
+                    print(said, file=sys.stderr, flush=True)
+                else:
+                    console.print(line(news), markup=False, highlight=False)
+
+        yield tell
 
 
 def figures(metrics: Metrics, private: bool) -> str:

@@ -28,7 +28,7 @@ from fednormec.compare import (
 )
 from fednormec.config import dump
 from fednormec.errors import UserError
-from fednormec.plots import AT_ONCE, curves, draw_curves, svg
+from fednormec.plots import AT_ONCE, LEVELS, Look, curves, draw_curves, drawn, look, svg
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.results import (
@@ -48,6 +48,14 @@ from fednormec.results import (
 CURVES = ("test_accuracy", "epsilon", "test_loss", "train_loss")
 WATCHED = ("memory_error", "tracking_error", "gradient_norm")
 FIGURES = {"accuracy": "test_accuracy", "loss": "test_loss", "epsilon": "epsilon"}
+AT_FIRST = 12  # lines of a table before the rest is folded away
+SIDE_BY_SIDE = 5  # more settings than this become the lines of a table
+SVG_DASHES = {"-": "", "--": "6 2.6", "-.": "8 2.4 1.6 2.4", ":": "1.6 2.6"}
+SVG_MARKERS = {
+    "o": '<circle cx="18" cy="7" r="3.4"/>', "s": '<path d="M14.8 3.8h6.4v6.4h-6.4z"/>',
+    "^": '<path d="M18 3l4 7.4h-8z"/>', "v": '<path d="M18 11l4-7.4h-8z"/>',
+    "D": '<path d="M18 2.6L22.4 7 18 11.4 13.6 7z"/>', "": "",
+}  # fmt: skip
 Levels = dict[str, dict[str, float]]
 STYLE = Path(__file__).with_name("report.css")
 WITHOUT = {
@@ -124,7 +132,8 @@ def _warnings(groups: Sequence[Group]) -> str:
     missing = [(run.title, problem) for group in groups for run in group.runs for problem in run.problems]
     parts = []
     if bad:
-        who = "This run" if len(groups) == 1 else ", ".join(bad)
+        all_bad = "This run" if len(groups) == 1 else f"All {len(groups)} settings"
+        who = all_bad if len(bad) == len(groups) else ", ".join(bad)
         parts.append(
             f'<div class="box alarm" role="alert"><p><strong>{NOT_PRIVATE}.</strong> {_e(who)}: the noise is too small '
             "to protect anybody; the ε shown is the true one and promises nothing.</p></div>"
@@ -171,7 +180,7 @@ def _comparison(groups: Sequence[Group]) -> str:
     best = winner(groups)
     kinds = ["winner" if group is best else "" for group in groups]
     listed = "".join(f"<li>{_e(note)}</li>" for note in notes)
-    return f'<h2>Results</h2>{_table("figures-table", header, rows, kinds)}<ul class="notes">{listed}</ul>'
+    return f'<h2>Results</h2>{_folded("figures-table", header, rows, kinds)}<ul class="notes">{listed}</ul>'
 
 
 def _training(groups: Sequence[Group]) -> str:
@@ -189,7 +198,7 @@ def _privacy(groups: Sequence[Group]) -> str:
         said.setdefault(_statement(run), []).append(run)
     parts = ["<h2>Privacy</h2>"]
     for k, ((kind, claim, rest), whose) in enumerate(said.items()):
-        who = _marked(", ".join(run.title for run in whose)) if len(runs) > 1 else ""
+        who = _marked(", ".join(_who(groups, whose))) if len(runs) > 1 else ""
         box = f'<div class="box{kind}"><p class="claim">{_marked(claim)}</p>{rest}</div>'
         if k and len(said) > 2:
             parts.append(f"<details><summary>{who}: {_marked(claim)}</summary>{box}</details>")
@@ -198,6 +207,13 @@ def _privacy(groups: Sequence[Group]) -> str:
     if sum(run.protection == PRIVATE for run in runs) > 1:
         parts.append("<p>Each ε is that of one run. Runs on the same clients add up, those not shown here as well.</p>")
     return "\n".join(parts)
+
+
+def _who(groups: Sequence[Group], runs: Sequence[Run]) -> Iterable[str]:
+    """The runs, settings by settings where all the seeds are there."""
+    for group in groups:
+        there = [run for run in group.runs if run in runs]
+        yield from [group.label] if len(there) == len(group.runs) else [run.title for run in there]
 
 
 def _statement(run: Run) -> tuple[str, str, str]:
@@ -277,12 +293,10 @@ def _levels(promised: Sequence[tuple[Run, dict[str, Any]]]) -> dict[str, float]:
 
 def _settings(groups: Sequence[Group]) -> str:
     known = [group for group in groups if group.runs[0].config]
-    runs = [group.runs[0] for group in known]
     keys = [key for key in differing([run for group in known for run in group.runs]) if key not in SAME_RUN]
     parts = ["<h2>Settings</h2>"]
     if keys and len(known) > 1:
-        rows = [[key, *(_setting(settings(run), key) for run in runs)] for key in keys]
-        parts += ["<p>What differs between the runs:</p>", _words(["setting", *(group.label for group in known)], rows)]
+        parts.append(_differences(known, keys))
     for group in known:
         seeds = ", ".join(str(run.seed) for run in group.runs)
         about = group.label if len(group.runs) == 1 else f"{group.label}: the config with seed {group.runs[0].seed}"
@@ -290,6 +304,17 @@ def _settings(groups: Sequence[Group]) -> str:
         text = _toml(group.runs[0])
         parts.append(f"<details><summary>{_marked(what)}</summary><pre>{_e(text)}</pre></details>")
     return "\n".join(parts) if known else "<h2>Settings</h2><p>No config could be read.</p>"
+
+
+def _differences(groups: Sequence[Group], keys: Sequence[str]) -> str:
+    """Side by side while that fits a page, else a line for each; their names say the most of it."""
+    flat = {group.label: settings(group.runs[0]) for group in groups}
+    rows = [["setting", *keys], *([name, *(_setting(one, key) for key in keys)] for name, one in flat.items())]
+    if len(groups) > SIDE_BY_SIDE:
+        listed = _table("words narrow", rows[0], rows[1:], [""] * len(groups))
+        return f"<details><summary>What differs between the runs</summary>{listed}</details>"
+    header, *lines = zip(*rows, strict=True)
+    return f"<p>What differs between the runs:</p>{_words(header, lines)}"
 
 
 def _toml(run: Run) -> str:
@@ -343,7 +368,7 @@ def _known(groups: Sequence[Group], metric: str) -> list[Group]:
 
 
 def _figure(groups: Sequence[Group], metric: str, width: float, levels: dict[str, float] | None) -> str:
-    drawing = svg(draw_curves(groups, metric, levels, width), metric)
+    drawing = svg(draw_curves(groups, metric, levels, (width, 3.1)), metric)
     caption = _caption(_known(groups, metric), metric)
     labelled = drawing.replace("<svg ", f'<svg role="img" aria-label="{_e(re.sub("<[^>]*>", "", caption))}" ', 1)
     return f"<figure>{labelled}<figcaption>{caption}</figcaption></figure>"
@@ -377,8 +402,27 @@ def _figures(
     heading: str, groups: Sequence[Group], metrics: Sequence[str], intro: str = "", levels: Levels | None = None
 ) -> str:
     kind, width = (" three", 3.7) if len(metrics) == 3 else ("", 4.6)
-    drawn = "".join(_figure(groups, metric, width, (levels or {}).get(metric)) for metric in metrics)
-    return f'<h2>{_e(heading)}</h2>{intro}<div class="figures{kind}">{drawn}</div>'
+    pictures = "".join(_figure(groups, metric, width, (levels or {}).get(metric)) for metric in metrics)
+    legend = _legend(groups, metrics, levels or {})
+    return f'<h2>{_e(heading)}</h2>{intro}{legend}<div class="figures{kind}">{pictures}</div>'
+
+
+def _legend(groups: Sequence[Group], metrics: Sequence[str], levels: Levels) -> str:
+    """One for all the figures: each line that any of them draws."""
+    lines = {k: group.label for metric in metrics for k, group in drawn(groups, metric).items()}
+    entries = [(look(k), lines[k]) for k in sorted(lines)] if len(groups) > 1 else []
+    entries += [(one, name) for own in levels.values() for one, name in zip(LEVELS, own, strict=False)]
+    listed = "".join(f"<li>{_swatch(one)}<span>{_marked(name)}</span></li>" for one, name in entries)
+    widest = min(60, max((len(name) for _, name in entries), default=0))
+    return f'<ul class="legend" style="--widest:{widest}ch">{listed}</ul>' if entries else ""
+
+
+def _swatch(one: Look) -> str:
+    dash = f' stroke-dasharray="{SVG_DASHES[one.dash]}"' if SVG_DASHES[one.dash] else ""
+    return (
+        f'<svg viewBox="0 0 36 14" width="36" height="14" aria-hidden="true" fill="{one.colour}">'
+        f'<path d="M1 7h34" stroke="{one.colour}" stroke-width="2"{dash}/>{SVG_MARKERS[one.marker]}</svg>'
+    )
 
 
 def _tile(name: str, value: object, about: object = "", kind: str = "") -> str:
@@ -390,11 +434,26 @@ def _words(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return _table("words", header, rows, [""] * len(rows))
 
 
-def _table(kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
+def _folded(kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
+    """A table whose first lines are seen, the rest on demand and on paper, in columns of the same widths."""
+    if len(rows) <= AT_FIRST:
+        return _table(kind, header, rows, kinds)
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)][1:]
+    columns = "<col>" + "".join(f'<col style="width:calc({width}ch + 20px)">' for width in widths)
+    seen, rest = (
+        _table(kind, header, rows[part], kinds[part], columns) for part in (slice(AT_FIRST), slice(AT_FIRST, None))
+    )
+    what = _count(len(rows) - AT_FIRST, "more setting")
+    return f'{seen}<details class="more"><summary>{what}</summary>{rest}</details>'
+
+
+def _table(
+    kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str], columns: str = ""
+) -> str:
     head = "".join(f'<th scope="col">{_marked(cell)}</th>' for cell in header)
     body = "".join(_row(row, kind) for row, kind in zip(rows, kinds, strict=True))
     return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table class="{kind}">{columns}<thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -410,8 +469,9 @@ def _name(groups: Sequence[Group]) -> str:
         return labels[0]
     if len(labels) <= 3 and max(map(len, labels)) <= 40:
         return " against ".join(labels)
-    bad = any(group.protection == NOT_PRIVATE for group in groups)
-    return f"{len(labels)} settings compared" + (f", some {NOT_PRIVATE}" if bad else "")
+    bad = sum(group.protection == NOT_PRIVATE for group in groups)
+    many = "all" if bad == len(groups) else "some"
+    return f"{len(labels)} settings compared" + (f", {many} {NOT_PRIVATE}" if bad else "")
 
 
 def _count(many: int, what: str) -> str:

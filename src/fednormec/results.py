@@ -19,10 +19,11 @@ PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
 PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # every other figure looks at the clients' data
 SAME_RUN = ("run.seed", "run.workers", "run.chunk_size", "privacy.stream")  # a repetition may differ in these
 SYMBOLS = {
-    "method.alpha": "α", "method.beta": "β", "method.tau": "τ", "participation.p": "p", "privacy.epsilon": "target ε",
-    "privacy.noise_std": "σ",
+    "method.alpha": "α", "method.beta": "β", "method.tau": "τ", "method.server_step": "η", "local.step": "γ",
+    "participation.p": "p", "privacy.epsilon": "ε", "privacy.noise_std": "σ",
 }  # fmt: skip
-LONGEST = 60  # a longer list of differences is no name any more
+LONGEST = 70  # a longer list of differences is no name any more
+SEED = re.compile(r"[_\-., ]seed[=_-]?\d+")
 DEPTH = 3  # how far below a given folder runs are looked for
 
 
@@ -329,46 +330,79 @@ def _identity(run: Run) -> dict[str, Any]:
 
 def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
     """What a group has that others have not; where that says nothing, or too much, the folder's name."""
-    firsts = [group[0] for group in groups]
-    told = [_told(run, firsts) if run.config and len(groups) > 1 else "" for run in firsts]
-    if max(map(len, told), default=0) > LONGEST:
-        told = [""] * len(told)
-    labels = []
-    for group, label in zip(groups, told, strict=True):
-        name = group[0].name if len(group) == 1 else f"{_method(group[0])}, {group[0].name} and {len(group) - 1} more"
-        if len(groups) == 1 and len(group) > 1:
-            name = _method(group[0])
-        elif label and told.count(label) == 1:
-            name = label
-        bad = any(run.protection == NOT_PRIVATE for run in group)
-        labels.append(printable(name) + f" ({NOT_PRIVATE})" * bad)
-    return labels
+    if len(groups) == 1:
+        (group,) = groups
+        names = [_method(group[0]) if len(group) > 1 else group[0].name]
+    else:
+        firsts = [_alike(group[0]) for group in groups]
+        told = [_told(run, firsts) for run in firsts]
+        short = [label if told.count(label) == 1 and 0 < len(label) <= LONGEST else "" for label in told]
+        names = [label or _folder(group) for group, label in zip(groups, short, strict=True)]
+        names = [name if names.count(name) == 1 else group[0].name for group, name in zip(groups, names, strict=True)]
+    bad = [any(run.protection == NOT_PRIVATE for run in group) for group in groups]
+    return [printable(name) + f" ({NOT_PRIVATE})" * label for name, label in zip(names, bad, strict=True)]
 
 
 def _method(run: Run) -> str:
     return str(run.config.get("method", {}).get("name", run.name))
 
 
+def _folder(group: Sequence[Run]) -> str:
+    """The folder's name, of several seeds without the seed."""
+    name = group[0].name
+    if len(group) == 1:
+        return name
+    return SEED.sub("", name) if SEED.search(name) else f"{name} and {len(group) - 1} more"
+
+
+def _alike(run: Run) -> Run:
+    """A run for the comparison of settings: when all take part, p = 1."""
+    if run.config.get("participation", {}).get("name") != "full":
+        return run
+    return replace(run, config=run.config | {"participation": {"name": "poisson", "p": 1.0}})
+
+
 def _told(run: Run, others: Sequence[Run]) -> str:
     """The settings in which a run differs from others that made the same choices: where two methods meet, their own
-    settings are no difference."""
-    own, parts = settings(run), list[str]()
-    if len({"privacy" in other.config for other in others if other.config}) > 1:
-        asked = [key for key in ("privacy.epsilon", "privacy.noise_std") if key in own]
-        parts += [f"{_short(key)}={_value(own[key])}" for key in asked] or [NO_PRIVACY]
-    for section, chosen in run.config.items():
-        peers = [other for other in others if section in other.config]
-        alike = [other for other in peers if other.config[section].get("name") == chosen.get("name")]
-        if len(alike) < len(peers):
-            choice = _value(chosen.get("name", section))
-            parts.insert(0, choice if section == "method" else f"{section} {choice}")
-        differ = [key for key in differing(alike) if key.startswith(f"{section}.") and key not in SAME_RUN]
-        parts += [text for key in differ if key in own and (text := f"{_short(key)}={_value(own[key])}") not in parts]
+    settings are no difference. The method first, the privacy last."""
+    if not run.config:
+        return ""
+    parts = list[str]()
+    for section in sorted(run.config, key=lambda section: (section != "method", section == "privacy")):
+        parts += [part for part in _told_of(section, run, others) if part not in parts]
+    if "privacy" not in run.config and any("privacy" in other.config for other in others):
+        parts.append(NO_PRIVACY)
     return " ".join(parts)
 
 
-def _short(key: str) -> str:
+def _told_of(section: str, run: Run, others: Sequence[Run]) -> list[str]:
+    chosen, parts = run.config[section], list[str]()
+    peers = [other for other in others if section in other.config]
+    alike = [other for other in peers if other.config[section].get("name") == chosen.get("name")]
+    keys = [key for key in chosen if len({repr(other.config[section].get(key)) for other in alike}) > 1]
+    if len(alike) < len(peers):
+        size = {"poisson": "p", "fixed_size": "m"}.get(str(chosen.get("name")))
+        if section == "participation" and size in chosen:
+            keys = [size, *keys]
+        else:
+            choice = _value(chosen.get("name", section))
+            parts.append(choice if section == "method" else f"{section} {choice}")
+    if section == "privacy" and len(peers) < sum(bool(other.config) for other in others):
+        keys = [*(key for key in ("epsilon", "noise_std") if key in chosen), *keys]
+    if section == "participation":  # what the idle do is said where one method tries both
+        same = [other.config[section] for other in alike if _method(other) == _method(run)]
+        tried = {repr(other["idle"]) for other in same if "idle" in other}
+        keys = [key for key in keys if key != "idle" or len(tried) > 1]
+    named = [(f"{section}.{key}", chosen[key]) for key in keys if f"{section}.{key}" not in SAME_RUN]
+    return parts + [f"{_short(key, run)}={_value(value)}" for key, value in named]
+
+
+def _short(key: str, run: Run) -> str:
     section, _, rest = key.partition(".")
+    if key == "privacy.epsilon" and (
+        run.protection == NOT_PRIVATE or run.config[section].get("calibration") == "paper"
+    ):
+        return "target ε"  # which is not the one reached
     return SYMBOLS.get(key, rest if section in ("method", "privacy", "participation", "run") else key)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fednormec.config import Config
 from fednormec.engine import Round, planned, record
 from fednormec.errors import Diverged, UserError
+from fednormec.events import logged, require_tensorboard
 from fednormec.experiment import Experiment, assemble, start
 from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
 from fednormec.privacy.statement import Statement, state, up
@@ -21,12 +23,23 @@ if TYPE_CHECKING:
     from fednormec.theory.answer import Answer
 
 
-def perform(config: Config, name: str, out: Path | None, quiet: bool, plan: bool = False) -> dict[str, Any]:
+def perform(
+    config: Config,
+    name: str,
+    out: Path | None,
+    quiet: bool,
+    plan: bool = False,
+    on_round: Callable[[int], None] = lambda number: None,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
     """Trains what the config describes and returns the summary that also lies in the folder.
 
     With `plan` the settings are those that the theory recommends. The folder is made after everything was checked, so
-    that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model.
+    that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model. `on_round`
+    hears the number of each round that is done. With `tensorboard` the figures also go into event files.
     """
+    if tensorboard:
+        require_tensorboard()
     advised = None
     if plan:
         from fednormec.theory.answer import answer, with_plan
@@ -55,12 +68,18 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool, plan: bool
     with RunFolder(out or default_path(name), experiment.config) as folder:
         _mention(() if quiet else experiment.unused)
         try:
-            with shown(experiment.run.rounds, quiet) as show:
+            with (
+                shown(experiment.run.rounds, quiet) as show,
+                logged(folder.path) if tensorboard else nullcontext() as log,
+            ):
                 for r in rounds:
                     x, done, left_out = r.x, r.number, left_out + r.left_out
                     line = record(r, None if watch is None or r.metrics is None else watch(r))
                     folder.add(line)
+                    if log is not None:
+                        log(line)
                     show(r.number, r.metrics, None if r.plan is None else _spent(r))
+                    on_round(r.number)
                     if r.metrics is not None:
                         latest = {**r.metrics.public, **r.metrics.not_private}
                         looks_at_clients = set(r.metrics.not_private)
@@ -75,6 +94,19 @@ def perform(config: Config, name: str, out: Path | None, quiet: bool, plan: bool
         summary |= {"not_private": [*sorted(looks_at_clients), "left_out"], "left_out": left_out}
         folder.finish(experiment.problem.named(x), summary, statement)
     return summary | {"curve": sparkline(curve), "statement": None if statement is None else statement.text}
+
+
+def with_report(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary with the path of the run's report, a page that is made now. A page that fails is a note, no more."""
+    try:
+        from fednormec.report import write_report
+        from fednormec.results import read_run
+
+        out = Path(summary["out"])
+        return summary | {"report": str(write_report([read_run(out)], out / "report.html"))}
+    except Exception as error:
+        print(f"note: the report could not be made: {error}", file=sys.stderr)
+        return summary
 
 
 def _watch(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
@@ -180,6 +212,8 @@ def describe(summary: dict[str, Any]) -> str:
     if summary["status"] == "budget_spent":
         lines.append(f"stopped        {summary['message']}")
     lines += [f"privacy        {summary['statement'] or summary['privacy']}", f"run folder     {summary['out']}"]
+    if "report" in summary:
+        lines.append(f"report         {summary['report']}")
     return "\n".join(lines)
 
 
