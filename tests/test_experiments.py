@@ -180,7 +180,7 @@ def test_private_at_scale_tunes_with_one_seed_and_judges_with_others(
     """The quick version through the real runs: every ε is kept to, and the table is what the runs' folders say."""
     monkeypatch.setattr("sys.argv", ["x", "--quick", "--quiet", "--runs", f"{tmp_path}/runs", "--out", f"{tmp_path}"])
     private_at_scale.main()
-    (study,) = json.loads((tmp_path / "results.json").read_text())["studies"]
+    study = json.loads((tmp_path / "digits-iid.json").read_text())
     runs = find_runs([tmp_path / "runs"])
     assert len(runs) == 3 * 6 + 3 * 2 * 3
     for row in study["rows"]:

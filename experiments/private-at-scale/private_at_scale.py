@@ -8,8 +8,9 @@ used at every ε with three other seeds.
 Run it: python experiments/private-at-scale/private_at_scale.py            (under two hours on two cores; goes on where
                                                                             it was stopped)
         python experiments/private-at-scale/private_at_scale.py --quick    (a minute; digits, few clients)
-Runs go to --runs (default: runs/private-at-scale); results.json, results.md and accuracy.png to --out (default: beside
-this file). Needs: fednormec data fetch fashion_mnist; fednormec data fetch cifar10
+Runs go to --runs (default: runs/private-at-scale); TASK.json of each federation, and results.md and accuracy.png of all
+there are, to --out (default: beside this file).
+Needs: fednormec data fetch fashion_mnist; fednormec data fetch cifar10
 """
 
 import argparse
@@ -293,14 +294,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quiet", action="store_true")
     asked = parser.parse_args()
-    started, tasks = time.perf_counter(), QUICK if asked.quick else TASKS
-    tasks = tuple(task for task in tasks if asked.task is None or task.name in asked.task)
+    tasks = [task for task in (QUICK if asked.quick else TASKS) if asked.task is None or task.name in asked.task]
     bounds = BOUNDS[1:] if asked.quick else BOUNDS
-    studies = [Study(task, asked.runs, asked.workers, asked.quiet, bounds).facts() for task in tasks]
     asked.out.mkdir(parents=True, exist_ok=True)
-    content = {"environment": environment(), "seconds": time.perf_counter() - started, "studies": studies}
-    content["environment"].pop("command")
-    (asked.out / "results.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for task in tasks:
+        started = time.perf_counter()
+        facts = Study(task, asked.runs, asked.workers, asked.quiet, bounds).facts()
+        where = {key: value for key, value in environment().items() if key != "command"}
+        content = {**facts, "seconds_of_the_last_command": round(time.perf_counter() - started), "environment": where}
+        (asked.out / f"{task.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    names = [task.name for task in QUICK + TASKS if (asked.out / f"{task.name}.json").exists()]
+    studies = [json.loads((asked.out / f"{name}.json").read_text(encoding="utf-8")) for name in names]
     (asked.out / "results.md").write_text(tables(studies), encoding="utf-8")
     draw(studies, asked.out / "accuracy.png")
     print(tables(studies))

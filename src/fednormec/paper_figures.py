@@ -9,7 +9,7 @@ import numpy as np
 from fednormec.plots import _figure, _save
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
-from fednormec.reproduce import ACCURACY, BETAS, CLIENTS, COMPENSATED, GAMMAS, PLAIN, Point, Reproduction
+from fednormec.reproduce import ACCURACY, BETAS, CLIENTS, COMPENSATED, FIGURES, GAMMAS, PLAIN, Point, Reproduction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ def draw(name: str, done: Reproduction, folder: Path) -> None:
         size = (5.2, 4.4) if name == "figure4" else (11, 4.4)
         figure = _figure(path, size)
         DRAWN[name](figure, done)
-        low, high = done.true_epsilons()
+        low, high = done.true_epsilons(FIGURES[name])
         true = f"true ε {up(low)}" + (f" to {up(high)}" if high > low else "")
         figure.suptitle(f"{NOT_PRIVATE}: {true} at δ = 1e-05", color="#B00020", fontsize=9)
         _save(figure, path)
@@ -68,6 +68,8 @@ def _compensation(figure: "Figure", done: Reproduction) -> None:
 
 def _heat_map(figure: "Figure", done: Reproduction) -> None:
     """Figure 4: FedAvg's highest test accuracy."""
+    from matplotlib.ticker import MaxNLocator
+
     axes = figure.subplots()
     values = np.array([[done.mean(Point(PLAIN, 1.0, b, g), done.highest) for g in GAMMAS] for b in BETAS])
     image = axes.imshow(values, cmap="cividis", origin="lower")
@@ -78,7 +80,7 @@ def _heat_map(figure: "Figure", done: Reproduction) -> None:
     axes.set_xticks(range(len(GAMMAS)), [f"{gamma:g}" for gamma in GAMMAS])
     axes.set_yticks(range(len(BETAS)), [f"{beta:g}" for beta in BETAS])
     axes.set(xlabel="γ", ylabel="β", title="highest test accuracy of FedAvg with Norm_α")
-    figure.colorbar(image, ax=axes, format=lambda value, _: f"{value:.0%}")
+    figure.colorbar(image, ax=axes, ticks=MaxNLocator(6, steps=[1, 2, 5, 10]), format=lambda value, _: f"{value:.0%}")
 
 
 DRAWN: dict[str, Callable[["Figure", Reproduction], None]] = {

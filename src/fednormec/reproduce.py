@@ -170,8 +170,10 @@ class Reproduction:
         """In figure 2: as far below what full participation reaches as the paper's 65 % are below its 70 %."""
         return REACHED * self.mean(self.tuned(COMPENSATED, 1.0, 0.01))
 
-    def true_epsilons(self) -> tuple[float, float]:
-        found = [run.epsilon or math.inf for runs in self.runs.values() for run in runs.values()]
+    def true_epsilons(self, points: Iterable[Point] | None = None) -> tuple[float, float]:
+        """The least and the largest of these points' runs, or of all."""
+        chosen = self.runs if points is None else points
+        found = [run.epsilon or math.inf for point in chosen for run in self.runs[point].values()]
         return min(found), max(found)
 
 
