@@ -104,3 +104,15 @@ def test_the_examples_run(capsys):
     assert measured < bound
     literal.main()
     assert float(capsys.readouterr().out.split("difference:")[1]) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "page", sorted(path for folder in ("docs", "experiments") for path in (ROOT / folder).rglob("*.md"))
+)
+def test_the_links_of_every_page_lead_somewhere(page):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("https://"):
+            found = (page.parent / target).resolve()
+            assert found.exists(), (page, target)
+            assert not tracked or found.is_dir() or str(found.relative_to(ROOT)) in tracked, f"{target} is not in git"

@@ -1,5 +1,6 @@
 """The paper's experiments: the runs they ask for, the claims as arithmetic, and the whole command on a small scale."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,18 @@ from folders import made
 import fednormec as fn
 from fednormec.cells import Cell, Outcome
 from fednormec.experiment import rules
+from fednormec.privacy.mechanism import plan
 from fednormec.problems.quadratic import random_quadratic
 from fednormec.randomness import generator
 from fednormec.reproduce import (
-    BETAS,
     CLAIMS,
     CLIENTS,
     COMPENSATED,
     FIGURES,
     GAMMAS,
     PLAIN,
+    Claim,
+    Findings,
     Part,
     Point,
     Reproduction,
@@ -32,7 +35,7 @@ from fednormec.reproduce import (
     _c3,
     _c4,
     _c5,
-    _local,
+    _cell,
     cells,
     markdown,
     reproduce,
@@ -100,17 +103,37 @@ def test_cells_draw_their_own_noise() -> None:
     assert len(set(streams)) == len(streams)
 
 
+@pytest.mark.parametrize("method", [COMPENSATED, PLAIN])
+@pytest.mark.parametrize("p", [1.0, 0.25])
+def test_the_noise_of_a_message_has_the_papers_size_as_a_whole(method: str, p: float) -> None:
+    """E‖β z_i‖² = (p β √(K log(1/δ))/ε)²: β is in the server's step of one method and in the radius of the other."""
+    found = rules(_cell(Point(method, p, 0.01, 0.1), 1, scale(True)).config)
+    assert found.privacy is not None
+    made = plan(found.privacy, CLIENTS, found.participation, found.algorithm.bound.radius, 11_642, 300)
+    beta = 0.01 if method == COMPENSATED else 1.0  # what a message is multiplied with on arrival
+    size = beta * made.mechanism.noise_std * made.mechanism.radius * math.sqrt(11_642)
+    assert size == pytest.approx(p * 0.01 * math.sqrt(300 * math.log(1e5)) / 8)
+
+
+def test_fedavg_moves_by_a_normalised_update() -> None:
+    """One client, one step, no noise: x - γ β g/(α + ‖g‖), whatever the length of g."""
+    found = rules(_cell(Point(PLAIN, 1.0, 0.1, 0.01), 1, scale(True)).config)
+    problem = random_quadratic(1, 3, seed=1)
+    x = problem.init(generator(0, "init"))
+    g = problem.grad(x, np.array([0]))[0]
+    (first,) = fn.simulate(problem, found.algorithm, rounds=1, workers=1)
+    torch.testing.assert_close(first.x, x - 0.01 * 0.1 * g / (0.01 + g.norm()), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("k", [1, 4])
 def test_steps_of_length_gamma_each_are_the_papers_recursion(k: int) -> None:
     """P_i = (x - T_i(x))/γ with T_i of k steps of length γ: our γ is the length of all of them, hence the scaling."""
     gamma, beta, alpha = 0.05, 0.1, 0.01
-    asked = Scale("tiny", {"run": {"rounds": 5}}, (0,), "steps", k)
-    _, times = _local(gamma, asked)
-    assert times == k
+    config = _cell(Point(COMPENSATED, 1.0, beta, gamma), 0, scale(True, local_work="steps", local_steps=k)).config
+    assert config["local"]["name"] == "sgd"  # here of full gradients, to compare with a loop
+    config["local"] = {"name": "gd", "step": config["local"]["step"], "steps": config["local"]["steps"]}
     problem = random_quadratic(5, 3, seed=1)
-    ours = fn.fed_normec(
-        fn.gd(gamma * k, steps=k), alpha=alpha / k, beta=beta / k, server_step=gamma * k, server_normalization=False
-    )
+    ours = rules(config).algorithm
     *_, last = fn.simulate(problem, ours, rounds=5, workers=1)
     x = problem.init(generator(0, "init"))
     start = x.clone()
@@ -138,6 +161,7 @@ def test_the_papers_own_curves_have_all_its_claims(tmp_path: Path) -> None:
     done = from_curves(tmp_path, as_in_the_paper)
     found = {claim.name: claim.verdict for claim in (check(done) for check in CLAIMS)}
     assert found == {"C1": "holds", "C2": "holds", "C3": "holds", "C4": "holds", "C5": "holds"}
+    assert Findings([], (1.0, 1.0)).warning.count("1.00") == 1
     assert done.tuned(COMPENSATED, 1.0, 0.01).gamma == 0.1
 
 
@@ -155,11 +179,12 @@ def test_a_claim_can_fail_in_part_on_average_and_wholly(tmp_path: Path) -> None:
     def few_are_better(point: Point, seed: int) -> list[float]:
         return [1 - value if point.method == COMPENSATED else value for value in as_in_the_paper(point, seed)]
 
-    assert _c1(from_curves(tmp_path / "a", slow_is_best)).verdict == "holds in 4 of 6 parts"
+    assert _c1(from_curves(tmp_path / "a", slow_is_best)).verdict == "holds in 4, does not hold in 2 of 6 parts"
     assert _c2(from_curves(tmp_path / "b", few_are_better)).verdict == "does not hold"
     assert Part("", (0.1, 0.3, -0.01)).verdict == "holds on average"
     assert Part("", (0.0,)).verdict == "does not hold"
     assert Part("", (0.1, -0.3, 0.1)).verdict == "does not hold"
+    assert Claim("", "", 2 * (Part("", (0.1, 0.3, -0.01)),)).verdict == "holds on average"
 
 
 def test_transmissions_count_messages_until_the_target(tmp_path: Path) -> None:
@@ -214,8 +239,11 @@ def test_the_page_says_how_private_it_is_not(tmp_path: Path) -> None:
 
 def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(tmp_path: Path) -> None:
     told: list[int] = []
-    claims = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
-    assert [claim.name for claim in claims] == ["C5"]
+    found = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
+    assert [claim.name for claim in found.claims] == ["C5"]
+    said = json.loads((tmp_path / "claims.json").read_text())
+    assert found.text().startswith("NOT PRIVATE: ") and said["label"] == "NOT PRIVATE"
+    assert said["true_epsilon"] == list(found.true_epsilons) and min(said["true_epsilon"]) > 1000
     for name in ("figure4.png", "figure4.pdf", "claims.md", "claims.json"):
         assert (tmp_path / name).stat().st_size > 200
     assert not (tmp_path / "figure1.png").exists()
@@ -245,10 +273,16 @@ def test_mistakes_get_a_sentence(fednormec_: Command) -> None:
         ("reproduce", "figure9"): "did you mean 'figure4'",
         ("reproduce", "figure1", "--small", "--local-work", "stpes"): "did you mean 'steps'",
         ("reproduce", "figure1", "--small", "--workers", "0"): "workers",
+        ("reproduce", "figure1", "--small", "--rounds", "0"): "rounds",
     }.items():
         said = fednormec_(*arguments)
         assert said.code == 2 and words in said.err, said
 
 
-def test_betas_and_gammas_are_the_papers() -> None:
-    assert BETAS == GAMMAS == (0.001, 0.01, 0.1)
+def test_data_that_are_missing_are_named_once(
+    fednormec_: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDNORMEC_DATA", str(tmp_path / "none"))
+    said = fednormec_("reproduce", "figure4", "--small")
+    assert said.code == 2 and said.err.count("\n") == 1 and "fednormec data fetch cifar10" in said.err
+    assert not (tmp_path / "reproduction").exists()

@@ -24,7 +24,7 @@ import fednormec.config
 import fednormec.runner
 from fednormec import cells as cells_module
 from fednormec.cells import Cell, Outcome, run_all, run_folders
-from fednormec.config import read
+from fednormec.config import changed, read
 from fednormec.errors import UserError
 from fednormec.grid import LONGEST_NAME, grid, plain
 from fednormec.privacy.accounting import epsilon, epsilon_of_all
@@ -139,6 +139,8 @@ def test_names_are_unique_and_fit_every_file_system() -> None:
         ("steps = [{step = 1}]", r"\[sweep\] steps: 'step' is no setting: write section.key"),
         ("steps = [{metod.beta = 1}]", "unknown section 'metod'"),
         ("method.beta = [1]\nboth = [{method.beta = 2}]", "sets method.beta in two lists at once"),
+        ('x = [{name = "a"}, {name = "b"}]', "every table must set something"),
+        ("privacy.stream = [1, 2]", "every cell gets a stream of its own"),
     ],
 )
 def test_a_grid_that_cannot_be_is_said(tmp_path: Path, axes: str, message: str) -> None:
@@ -323,6 +325,14 @@ def test_failed_and_interrupted_cells_are_tried_again(here: None, tmp_path: Path
     (out / "interrupted" / "beta=0.1-1").rename(out / "interrupted" / "elsewhere")
     (out / "cells" / "beta=0.1" / "summary.json").unlink()
     assert not sweep(todo, out, 1).failed and (out / "interrupted" / "beta=0.1-1").exists()
+
+
+def test_a_mistake_that_left_nothing_behind_can_be_mended(here: None, tmp_path: Path) -> None:
+    """Nine of four clients cannot be drawn, which only the problem tells; the same cells with two then run."""
+    for m, failed in ((9, 2), (2, 0)):
+        who = {"participation": {"name": "fixed_size", "m": m}}
+        assert len(sweep(grid(quadratic(**who) | {"problem": {"name": "quadratic", "clients": 4}},
+                              {"method.beta": [0.1, 0.2]}), tmp_path / "out", 1).failed) == failed  # fmt: skip
 
 
 def test_a_second_command_on_a_folder_is_refused(tmp_path: Path) -> None:
@@ -531,7 +541,7 @@ def test_cells_of_an_earlier_grid_and_a_torn_ledger(here: None, tmp_path: Path) 
         ([{"privacy.noise_std": 1.0}, {"privacy.noise_std": 1.0, "privacy.trust": "local"}], "differ in δ, trust"),
         ([{"privacy.noise_std": 1.0}, {"privacy.noise_std": 1.0, "privacy.delta": 1e-6}], "no one ε of them all"),
         ([{"privacy.noise_std": 1.0}, {"privacy.noise_std": 1.0, "privacy.adjacency": "replace_one"}], "adjacency"),
-        ([{"privacy.noise_std": 1.0}, {"name": "bare"}], "NOT PRIVATE: 1 of these runs had no noise"),
+        ([{"privacy.noise_std": 1.0}, {"name": "bare", "local.steps": 1}], "NOT PRIVATE: 1 of these runs had no noise"),
         ([{"privacy.noise_std": 1.0, "privacy.noise_scale": "total_norm"}], "NOT PRIVATE: noise in some of these runs"),
     ],
 )
@@ -559,7 +569,34 @@ def test_a_ranking_that_looks_at_the_clients_is_not_covered(here: None, tmp_path
     assert "not private" not in text(by_accuracy)
 
 
+def test_a_price_for_clients_that_are_dealt_anew_says_so(here: None, tmp_path: Path) -> None:
+    """Then nobody is one client in all runs; and of a mean over seeds no single run is shown."""
+    done = priced(tmp_path, {"run.seed": [0, 1]}, **NOISE)
+    assert done.price is not None and done.price.best_only is None
+    assert "as if the clients were the same in all of them" in text(done)
+
+
+def test_a_ledger_without_its_config_leaves_no_one_number(here: None, tmp_path: Path) -> None:
+    done = priced(tmp_path, {"method.beta": [0.1, 0.2]}, **NOISE)
+    (done.rows[0].outcomes[0].path / "config.toml").unlink()
+    found = price_of(run_folders(tmp_path / "out"))
+    assert found is not None and found.epsilon is None
+
+
+def test_an_epsilon_that_protects_nobody_is_labelled_in_json(here: None, tmp_path: Path) -> None:
+    noise = {"privacy": {"noise_std": 1.0, "noise_scale": "total_norm"}}
+    assert [row["label"] for row in facts(priced(tmp_path, {"method.beta": [0.1]}, **noise))["rows"]] == ["NOT PRIVATE"]
+
+
 # noise
+
+
+def test_the_best_config_does_not_carry_its_cells_noise(here: None, tmp_path: Path) -> None:
+    """With the cell's stream any variation of it, such as more rounds, would let its noise be computed."""
+    done = priced(tmp_path, {"method.beta": [0.1, 0.2]}, **NOISE)
+    best = read(tmp_path / "out" / "best.toml")
+    assert done.best is not None and "stream" not in best["privacy"]
+    assert changed(best, {"privacy.stream": 1}) == changed(done.best.outcomes[0].cell.config, {"privacy.stream": 1})
 
 
 def test_a_cells_stream_follows_from_all_its_settings() -> None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from fednormec.cells import Cell, Outcome, run_all, with_own_noise
 from fednormec.errors import UserError
-from fednormec.plots import _figure, _save
+from fednormec.plots import new_figure, save_figure
 from fednormec.progress import tallied
 from fednormec.results import Run, read_run
 from fednormec.runs import environment
@@ -35,7 +35,7 @@ from fednormec.sweep import line, price, price_text
 
 ACCURACY = "test_accuracy"
 TUNING_SEED, SEEDS = 0, (1, 2, 3)
-BOUNDS, STEPS = (0.03, 0.1, 0.3), (0.3, 1.0, 3.0)  # the grid: β or τ, and the server's step
+BOUNDS, STEPS = (0.1, 0.3, 1.0), (0.1, 0.3, 1.0, 3.0)  # the grid: β or τ, and the server's step
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "os^Dv*"
 
@@ -51,11 +51,12 @@ class Method(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"{self.family}, p = {self.p:g}" + (f", {self.idle}" if self.p < 1 and self.family == NORMEC else "")
+        return f"{self.family}, p = {self.p:g}" + (f", {self.idle}" if self.p < 1 and self.family in REMEMBER else "")
 
     @property
     def key(self) -> str:
-        return self.label.replace(" = ", "=").replace(", ", "_").replace(" ", "-").replace("(", "").replace(")", "")
+        parts = [self.family.replace(" ", "-").replace("(", "").replace(")", ""), f"p={self.p:g}"]
+        return "_".join([*parts, *([self.idle] if self.p < 1 and self.family == NORMEC else [])])
 
 
 class Task(NamedTuple):
@@ -87,7 +88,7 @@ def _clip21(tau: float, step: float) -> dict[str, Any]:
 
 
 def _sgd2m(tau: float, step: float) -> dict[str, Any]:
-    return {"name": "clip21_sgd2m", "tau": tau, "server_step": step}
+    return {"name": "clip21_sgd2m", "tau": tau, "server_step": step, "client_momentum": 0.5}
 
 
 def _scaffold(tau: float, step: float) -> dict[str, Any]:
@@ -95,13 +96,15 @@ def _scaffold(tau: float, step: float) -> dict[str, Any]:
 
 
 NORMEC, CLIPPED, NORMALISED = "Fed-α-NormEC", "DP-FedAvg (clip)", "DP-FedAvg (normalised)"
+CLIP21, SGD2M, SCAFFOLD = "Clip21", "Clip21-SGD2M", "DP-SCAFFOLD"
+REMEMBER = (NORMEC, CLIP21, SGD2M)  # their idle clients could advance their memories, too
 WHOLE = (
     Method(NORMEC, 1.0, "advance", _normec),
     Method(CLIPPED, 1.0, "sleep", _clipped),
     Method(NORMALISED, 1.0, "sleep", _normalised),
-    Method("Clip21", 1.0, "sleep", _clip21, takes_local=False),
-    Method("Clip21-SGD2M", 1.0, "sleep", _sgd2m, takes_local=False),
-    Method("DP-SCAFFOLD", 1.0, "sleep", _scaffold),
+    Method(CLIP21, 1.0, "sleep", _clip21, takes_local=False),
+    Method(SGD2M, 1.0, "sleep", _sgd2m, takes_local=False),
+    Method(SCAFFOLD, 1.0, "sleep", _scaffold),
 )
 SAMPLED = (
     Method(NORMEC, 0.1, "advance", _normec),
@@ -158,18 +161,22 @@ class Study:
             self.runs.setdefault((key, e), []).append(read_run(ended[cell.name].path))
 
     def accuracies(self, method: Method, epsilon: float) -> list[float]:
-        return [run.final(ACCURACY) or 0.0 for run in self.runs[method.key, epsilon]]
+        """The last of each seed; a model that diverged counts as none."""
+        runs = self.runs[method.key, epsilon]
+        return [0.0 if run.status == "diverged" else run.final(ACCURACY) or 0.0 for run in runs]
 
     def to_target(self, method: Method, epsilon: float) -> tuple[float, float] | None:
-        """Messages sent and client gradients computed, in expectation, when the mean curve reaches the target."""
+        """Messages of d numbers sent and client gradients computed, in expectation, when the mean curve reaches the
+        target; DP-SCAFFOLD sends two such messages at once."""
         curves = [dict(run.values(ACCURACY)) for run in self.runs[method.key, epsilon]]
-        mean = {k: np.mean([curve[k] for curve in curves]) for k in sorted(curves[0])}
+        common = sorted(set.intersection(*map(set, curves)))
+        mean = {k: np.mean([curve[k] for curve in curves]) for k in common}
         rounds = next((k for k, value in mean.items() if value >= self.task.target), None)
         if rounds is None:
             return None
         clients = self.task.data["clients"]
         computing = clients if method.idle == "advance" else method.p * clients
-        return rounds * method.p * clients, rounds * computing
+        return rounds * method.p * clients * (2 if method.family == SCAFFOLD else 1), rounds * computing
 
     def facts(self) -> dict[str, Any]:
         rows = []
@@ -226,12 +233,12 @@ def _final(outcome: Outcome) -> float:
 
 
 def tables(studies: Iterable[dict[str, Any]]) -> str:
-    """The results for a document: the best of a column in bold, every seed's spread beside its mean."""
+    """The results for a document: the best of a column, and what is within its spread, in bold."""
     parts = []
     for study in studies:
         epsilons = sorted({row["epsilon"] for row in study["rows"]})
         at = {(row["method"], row["epsilon"]): row for row in study["rows"]}
-        best = {e: max(float(np.mean(at[key]["accuracies"])) for key in at if key[1] == e) for e in epsilons}
+        best = {e: max((row["accuracies"] for key, row in at.items() if key[1] == e), key=np.mean) for e in epsilons}
         top = epsilons[-1]
         head = ["method", "bound", "server step", *(f"ε = {e:g}" for e in epsilons),
                 f"messages to {study['target']:.0%}, ε = {top:g}", "client gradients"]  # fmt: skip
@@ -248,9 +255,9 @@ def tables(studies: Iterable[dict[str, Any]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _accuracy(values: Sequence[float], best: float) -> str:
+def _accuracy(values: Sequence[float], best: Sequence[float]) -> str:
     text = f"{np.mean(values):.1%} ± {np.std(values, ddof=1):.1%}"
-    return f"**{text}**" if float(np.mean(values)) >= best else text
+    return f"**{text}**" if np.mean(values) >= np.mean(best) - np.std(best, ddof=1) else text
 
 
 def _count(value: float | None) -> str:
@@ -262,7 +269,7 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
     shown = [study for study in studies if len({row["epsilon"] for row in study["rows"]}) > 1]
     if not shown:
         return
-    figure = _figure(path, (6.5 * len(shown), 5))
+    figure = new_figure(path, (6.5 * len(shown), 5))
     for axes, study in zip(np.atleast_1d(figure.subplots(1, len(shown), sharey=True)), shown, strict=True):
         families = list(dict.fromkeys(row["method"].partition(", p")[0] for row in study["rows"]))
         for method in dict.fromkeys(row["method"] for row in study["rows"]):
@@ -282,7 +289,7 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, edgecolor="none")
     figure.axes[0].set_ylabel("test accuracy, mean and standard deviation of three seeds")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def main() -> None:
@@ -290,23 +297,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="digits, few clients, few rounds: a minute")
     parser.add_argument("--task", action="append", choices=[task.name for task in TASKS], help="only these")
     parser.add_argument("--runs", type=Path, default=Path("runs/private-at-scale"))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, help="default: beside this file; with --quick: --runs")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quiet", action="store_true")
     asked = parser.parse_args()
-    tasks = [task for task in (QUICK if asked.quick else TASKS) if asked.task is None or task.name in asked.task]
-    bounds = BOUNDS[1:] if asked.quick else BOUNDS
-    asked.out.mkdir(parents=True, exist_ok=True)
+    wanted = asked.task or [task.name for task in TASKS]
+    tasks = QUICK if asked.quick else [task for task in TASKS if task.name in wanted]
+    bounds = BOUNDS[:2] if asked.quick else BOUNDS
+    out = asked.out or (asked.runs if asked.quick else Path(__file__).parent)
+    out.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         started = time.perf_counter()
         facts = Study(task, asked.runs, asked.workers, asked.quiet, bounds).facts()
         where = {key: value for key, value in environment().items() if key != "command"}
         content = {**facts, "seconds_of_the_last_command": round(time.perf_counter() - started), "environment": where}
-        (asked.out / f"{task.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    names = [task.name for task in QUICK + TASKS if (asked.out / f"{task.name}.json").exists()]
-    studies = [json.loads((asked.out / f"{name}.json").read_text(encoding="utf-8")) for name in names]
-    (asked.out / "results.md").write_text(tables(studies), encoding="utf-8")
-    draw(studies, asked.out / "accuracy.png")
+        (out / f"{task.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    files = [out / f"{task.name}.json" for task in (QUICK if asked.quick else TASKS)]
+    studies = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    (out / "results.md").write_text(tables(studies), encoding="utf-8")
+    draw(studies, out / "accuracy.png")
     print(tables(studies))
 
 

@@ -59,8 +59,9 @@ class News(NamedTuple):
 
 
 def with_own_noise(cell: Cell, mark: str | None = None) -> Cell:
-    """The cell with a stream that follows from all its settings, or from a mark, where it has noise: no other cell, of
-    this grid or another, then shares its noise, with which the difference of two would show what it hides."""
+    """The cell, where it has noise, with a stream that follows from all its settings: no other cell, of this grid or
+    another, then shares its noise, with which the difference of two would show what it hides. With a mark the stream
+    follows from that alone."""
     if "privacy" not in cell.config:
         return cell
     if mark is None:
@@ -73,10 +74,7 @@ def run_all(
     cells: Sequence[Cell], folder: Path, workers: int, tell: Callable[[News], None] = lambda news: None
 ) -> list[Outcome]:
     """Runs what is not done yet and returns how every cell ended, in the order given."""
-    names = [cell.name for cell in cells]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"two cells are called '{twice}': every cell must differ from the others.")
+    require_names(cells)
     with _locked(folder):
         ended = {cell.name: _earlier(cell, folder) for cell in cells}
         waiting = [cell for cell in cells if ended[cell.name] is None]
@@ -88,8 +86,16 @@ def run_all(
         except KeyboardInterrupt:
             raise Stopped(f"stopped with {board.cells_ended} of {len(cells)} cells done; the same command goes on with "
                           "the others.") from None  # fmt: skip
-        outcomes = [ended[name] for name in names]
+        outcomes = [ended[cell.name] for cell in cells]
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def require_names(cells: Sequence[Cell]) -> None:
+    """Every cell has a folder of its own."""
+    names = [cell.name for cell in cells]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two cells are called '{twice}': every cell must differ from the others.")
 
 
 def interrupted(folder: Path) -> list[Path]:
@@ -261,7 +267,7 @@ def _earlier(cell: Cell, folder: Path) -> Outcome | None:
     """The cell's end, if an earlier command has seen it."""
     path = _path(folder, cell)
     asked, wanted = _beside(path, "toml"), dump(cell.config)
-    if asked.exists() and asked.read_text(encoding="utf-8") != wanted:
+    if path.exists() and asked.exists() and asked.read_text(encoding="utf-8") != wanted:
         raise UserError(f"{folder} holds the cell '{cell.name}' with other settings ({asked}): choose another --out.")
     summary = _summary(path)
     return None if summary is None else Outcome(cell, path, summary, None)

@@ -255,7 +255,7 @@ def sweep(
     from fednormec.grid import grid
     from fednormec.progress import tallied
     from fednormec.runs import to_json
-    from fednormec.sweep import facts, line, text
+    from fednormec.sweep import check_settings, facts, line, text
     from fednormec.sweep import sweep as run_sweep
 
     source = QUICKSTART if config is None else Path(config)
@@ -270,6 +270,7 @@ def sweep(
     if not_private and any("privacy" in cell.config for cell in cells):
         raise UserError("--not-private drops [privacy], but the sweep is over settings of it: leave one of them out.")
     if only_list:
+        check_settings(cells)
         print("\n".join(cell.name for cell in cells))
         return
     folder = Path("sweeps") / source.stem if out is None else Path(out)
@@ -312,8 +313,8 @@ def reproduce(
     figures = list(paper.FIGURES) if figure == "all" else [figure]
     folder = Path("reproduction") / chosen.name if out is None else Path(out)
     with tallied(len(paper.cells(figures, chosen)), line, quiet) as tell:
-        claims = paper.reproduce(figures, chosen, folder, _crew(workers), tell)
-    print(to_json({"claims": [paper.facts(claim) for claim in claims]}) if as_json else paper.text(claims))
+        found = paper.reproduce(figures, chosen, folder, _crew(workers), tell)
+    print(to_json(found.facts()) if as_json else found.text())
     if not as_json:
         print(f"figures and claims.md are in {folder}")
 

@@ -79,6 +79,8 @@ def _axes(section: Section) -> Iterator[tuple[str, list[_Option]]]:
 
 def _table(axis: str, table: Section) -> _Option:
     settings = dict(_flat({key: value for key, value in table.items() if key != "name"}))
+    if not settings:
+        raise UserError(f"[sweep] {axis}: every table must set something, such as method.beta = 0.1.")
     odd = next((key for key in settings if "." not in key), None)
     if odd is not None:
         raise UserError(f"[sweep] {axis}: '{odd}' is no setting: write section.key, such as method.beta.")
@@ -88,6 +90,8 @@ def _table(axis: str, table: Section) -> _Option:
 
 def _settings(choice: tuple[_Option, ...]) -> dict[str, Any]:
     keys = [key for option in choice for key in option.settings]
+    if "privacy.stream" in keys:
+        raise UserError("[sweep] privacy.stream is not for you to sweep over: every cell gets a stream of its own.")
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise UserError(f"[sweep] sets {twice} in two lists at once: leave it in one of them.")

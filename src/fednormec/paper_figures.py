@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fednormec.plots import _figure, _save
+from fednormec.plots import new_figure, save_figure
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.reproduce import ACCURACY, BETAS, CLIENTS, COMPENSATED, FIGURES, GAMMAS, PLAIN, Point, Reproduction
@@ -25,12 +25,12 @@ def draw(name: str, done: Reproduction, folder: Path) -> None:
     for kind in ("png", "pdf"):
         path = folder / f"{name}.{kind}"
         size = (5.2, 4.4) if name == "figure4" else (11, 4.4)
-        figure = _figure(path, size)
+        figure = new_figure(path, size)
         DRAWN[name](figure, done)
         low, high = done.true_epsilons(FIGURES[name])
         true = f"true ε {up(low)}" + (f" to {up(high)}" if high > low else "")
         figure.suptitle(f"{NOT_PRIVATE}: {true} at δ = 1e-05", color="#B00020", fontsize=9)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def _convergence(figure: "Figure", done: Reproduction) -> None:

@@ -65,7 +65,7 @@ LEVELS = Look("#555555", "--"), Look("#555555", ":")
 
 def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private: bool = True) -> None:
     """ε after each number of rounds up to the planned one, a curve per row."""
-    figure = _figure(path, (7, 4.5))
+    figure = new_figure(path, (7, 4.5))
     axes = figure.add_subplot()
     at = np.unique(np.linspace(1, rounds, min(rounds, 60)).astype(int))
     for row in rows:
@@ -80,14 +80,14 @@ def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private
         axes.set_title(NOT_PRIVATE, color=ALARM, fontweight="bold")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, edgecolor="none")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
     """The least bound for each number of rounds, with its terms, and for each ε."""
     from fednormec.theory.planner import plan_exactly
 
-    figure = _figure(path, (11, 4.8))
+    figure = new_figure(path, (11, 4.8))
     left, right = figure.subplots(1, 2, sharey=True)
     q = found.question
     at = np.unique(np.geomspace(min(8, q.rounds), q.rounds, 14).round().astype(int))
@@ -113,7 +113,7 @@ def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
     left.set_ylim(bottom=low / 20)
     if q.from_data:
         figure.suptitle("From constants computed from the clients' data: not private.", fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
     return figure
 
 
@@ -125,7 +125,7 @@ def measured_against_guaranteed(
     `records` are the run's lines that were evaluated, with the figures of `theory.watch` under "not_private"; at_start
     is the gradient's norm before the first round.
     """
-    figure = _figure(path, (13, 4.2))
+    figure = new_figure(path, (13, 4.2))
     rounds = [record["round"] for record in records]
     curves = _guaranteed(promise)
     for axes, (name, title) in zip(figure.subplots(1, 3), WATCHED.items(), strict=True):
@@ -150,7 +150,7 @@ def measured_against_guaranteed(
         axes.legend(fontsize=8, edgecolor="none")
     what = "Measured against guaranteed" if promise is not None else "Measured; no theorem covers this run"
     figure.suptitle(f"{what}. It looks at the clients' data: not private.", fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
     return figure
 
 
@@ -162,7 +162,7 @@ def curves(groups: Sequence[Group], metric: str, path: Path, levels: Mapping[str
     """
     _check(path)
     figure = draw_curves(groups, metric, levels)
-    _save(figure, path)
+    save_figure(figure, path)
     return figure
 
 
@@ -277,7 +277,7 @@ def _trade_off(axes: Any, found: "Answer") -> None:
     axes.set(xlabel=f"ε at δ = {asked.delta:g}", title=f"against ε, at most {q.rounds:,} rounds")
 
 
-def _figure(path: Path, size: tuple[float, float]) -> "Figure":
+def new_figure(path: Path, size: tuple[float, float]) -> "Figure":
     """An empty figure for a file that can be drawn into."""
     _check(path)
     return _empty(size)
@@ -298,7 +298,7 @@ def _empty(size: tuple[float, float]) -> "Figure":
     return figure
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     try:
         with _any_glyph():
             figure.savefig(path, dpi=150, metadata={"CreationDate": None} if path.suffix.lower() == ".pdf" else None)

@@ -14,6 +14,7 @@ import numpy as np
 from fednormec.cells import Cell, News, Outcome, run_all, with_own_noise
 from fednormec.config import Config, changed, known
 from fednormec.errors import UserError, at_least_one
+from fednormec.experiment import assemble
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.results import Group, Run, read_run
@@ -98,10 +99,12 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        kept = sum(part.verdict == "holds" for part in self.parts)
-        if kept in (0, len(self.parts)):
-            return "holds" if kept else "does not hold"
-        return f"holds in {kept} of {len(self.parts)} parts"
+        """That of all its parts, or how many have which."""
+        found = [part.verdict for part in self.parts]
+        kinds = [kind for kind in ("holds", "holds on average", "does not hold") if kind in found]
+        if len(kinds) == 1:
+            return kinds[0]
+        return ", ".join(f"{kind} in {found.count(kind)}" for kind in kinds) + f" of {len(found)} parts"
 
 
 def _grid(method: str, ps: Iterable[float], betas: Iterable[float] = BETAS) -> list[Point]:
@@ -129,7 +132,8 @@ def scale(
     chosen = tuple(seeds or ((42, 43, 44) if small else (42,)))
     work = local_work or ("gradient" if small else "pass")
     known("local work", work, WORK)
-    config = changed(PAPER, {**(SMALL if small else {}), "run.device": device, "run.rounds": rounds or 300})
+    rounds = 300 if rounds is None else at_least_one("rounds", rounds)
+    config = changed(PAPER, {**(SMALL if small else {}), "run.device": device, "run.rounds": rounds})
     return Scale("small" if small else "full", config, chosen, work, at_least_one("local steps", local_steps))
 
 
@@ -146,7 +150,9 @@ class Reproduction:
             self.runs.setdefault(Point(*point), {})[seed] = read_run(outcome.path)
 
     def final(self, point: Point, seed: int) -> float:
-        return self.runs[point][seed].final(ACCURACY) or 0.0
+        """The last accuracy; a model that diverged counts as none."""
+        run = self.runs[point][seed]
+        return 0.0 if run.status == "diverged" else run.final(ACCURACY) or 0.0
 
     def highest(self, point: Point, seed: int) -> float:
         return self.runs[point][seed].best(ACCURACY) or 0.0
@@ -185,41 +191,64 @@ def cells(figures: Iterable[str], scale: Scale) -> list[Cell]:
 
 def reproduce(
     figures: Sequence[str], scale: Scale, folder: Path, workers: int, tell: Callable[[News], None]
-) -> list[Claim]:
+) -> "Findings":
     """Runs what is missing, draws the figures and checks the claims they carry: all in the folder."""
     from fednormec.paper_figures import draw
 
-    done = Reproduction(scale, run_all(cells(figures, scale), folder, workers, tell))
+    asked = cells(figures, scale)
+    assemble(asked[0].config)  # says what is missing once, not for every run
+    done = Reproduction(scale, run_all(asked, folder, workers, tell))
     for figure in figures:
         draw(figure, done, folder)
     claims = [check(done) for check, figure in CLAIMS.items() if figure in figures]
     (folder / "claims.md").write_text(markdown(claims, done), encoding="utf-8")
-    content = {"claims": [facts(claim) for claim in claims]}
-    (folder / "claims.json").write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
-    return claims
+    found = Findings(claims, done.true_epsilons())
+    (folder / "claims.json").write_text(to_json(found.facts(), indent=2) + "\n", encoding="utf-8")
+    return found
 
 
-def facts(claim: Claim) -> dict[str, Any]:
-    """A claim as data."""
-    parts = [{**part._asdict(), "verdict": part.verdict} for part in claim.parts]
-    return {"name": claim.name, "text": claim.text, "verdict": claim.verdict, "parts": parts}
+class Findings(NamedTuple):
+    """What was found of each claim, and what the noise was worth."""
 
+    claims: list[Claim]
+    true_epsilons: tuple[float, float]
 
-def text(claims: Sequence[Claim]) -> str:
-    """The verdicts for a terminal."""
-    lines = []
-    for claim in claims:
-        lines += [f"{claim.name}  {claim.verdict}: {claim.text}"]
-        lines += [f"      {part.verdict:<17} {_margins(part):<34} {part.text}" for part in claim.parts]
-    return "\n".join(lines)
+    @property
+    def warning(self) -> str:
+        low, high = map(up, self.true_epsilons)
+        return (
+            f"{NOT_PRIVATE}: the noise has the paper's size as a whole vector; its true ε is {low}"
+            + (f" to {high}" if high != low else "")
+            + " at δ = 1e-05."
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """As data."""
+        claims = [
+            {
+                "name": claim.name,
+                "text": claim.text,
+                "verdict": claim.verdict,
+                "parts": [{**part._asdict(), "verdict": part.verdict} for part in claim.parts],
+            }
+            for claim in self.claims
+        ]
+        return {"label": NOT_PRIVATE, "true_epsilon": list(self.true_epsilons), "claims": claims}
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [self.warning]
+        for claim in self.claims:
+            lines += [f"{claim.name}  {claim.verdict}: {claim.text}"]
+            lines += [f"      {part.verdict:<17} {_margins(part):<34} {part.text}" for part in claim.parts]
+        return "\n".join(lines)
 
 
 def markdown(claims: Sequence[Claim], done: Reproduction) -> str:
     """Claims and tables, for a document."""
-    low, high = done.true_epsilons()
     seeds = ", ".join(map(str, done.scale.seeds))
     lines = [
-        f"{NOT_PRIVATE}: the noise has the paper's size as a whole vector; its true ε is {up(low)} to {up(high)}.",
+        Findings([], done.true_epsilons()).warning,
         f"Scale: {done.scale.name}; local work: {done.scale.work}; seeds {seeds}.",
         _table(["claim", "part", "verdict", "by how much (mean; each seed)"],
                [[claim.name, part.text, part.verdict, _margins(part)] for claim in claims for part in claim.parts]),
@@ -317,10 +346,8 @@ def _above(done: Reproduction, better: Point, worse: Point, label: str) -> Part:
 
 
 def _ratio(many: float, few: float) -> float:
-    """How many times fewer; 0 if the target was not reached with few, and 1 if with neither."""
-    if math.isinf(few):
-        return 1.0 if math.isinf(many) else 0.0
-    return many / few
+    """How many times fewer: 0 if the target was not reached with few, the most that can be said if not with many."""
+    return 0.0 if math.isinf(few) else many / few
 
 
 def _margins(part: Part) -> str:
@@ -330,7 +357,7 @@ def _margins(part: Part) -> str:
 
 def _amount(margin: float, unit: str) -> str:
     if unit == "ratio":
-        return "not reached" if margin <= -1 else f"{margin + 1:.2f} x"
+        return "not reached" if margin <= -1 else "only with fewer" if math.isinf(margin) else f"{margin + 1:.2f} x"
     return f"{100 * margin:+.1f}"
 
 

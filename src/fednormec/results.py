@@ -418,7 +418,7 @@ def _runs_below(path: Path, depth: int) -> Iterator[Path]:
         yield path
     elif depth:
         try:
-            inside = sorted((entry for entry in path.iterdir() if entry.is_dir()), key=_natural)
+            inside = sorted((e for e in path.iterdir() if e.is_dir() and not e.is_symlink()), key=_natural)
         except OSError:
             return
         for folder in inside:

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednormec.cells import Cell, News, Outcome, interrupted, run_all, run_folders
-from fednormec.config import dump, known
+from fednormec.cells import Cell, News, Outcome, interrupted, require_names, run_all, run_folders
+from fednormec.config import Config, dump, known
 from fednormec.errors import UserError
 from fednormec.grid import label, plain
 from fednormec.privacy.mechanism import NOT_PRIVATE
@@ -73,7 +73,7 @@ def sweep(
     best = folder / "best.toml"
     best.unlink(missing_ok=True)
     if done.best is not None:
-        best.write_text(dump(done.best.outcomes[0].cell.config), encoding="utf-8")
+        best.write_text(dump(_without_stream(done.best.outcomes[0].cell.config)), encoding="utf-8")
     return done
 
 
@@ -104,6 +104,7 @@ def facts(done: Sweep) -> dict[str, Any]:
             "settings": row.settings,
             "value": None if row.value is None else row.value._asdict(),
             "epsilon": row.epsilon,
+            **({"label": NOT_PRIVATE} if _protects_nobody(row) else {}),
             "trouble": row.trouble,
             "cells": [{"name": o.cell.name, "status": o.status, "error": o.error} for o in row.outcomes],
         }
@@ -125,13 +126,21 @@ def line(news: News) -> str:
     return f"{ended.cell.name}: " + " ".join([*shown, *(["diverged"] if ended.status == "diverged" else [])])
 
 
-def _check_all(cells: Sequence[Cell], metric: str | None) -> None:
-    """Says what is wrong with the settings of any cell, or with all of them, before the first runs."""
-    from fednormec.experiment import assemble, rules
-    from fednormec.randomness import generator
+def check_settings(cells: Sequence[Cell]) -> None:
+    """Says what is wrong with the settings of any cell, as far as that needs no data."""
+    from fednormec.experiment import rules
 
+    require_names(cells)
     for cell in cells:
         _checked(cell, rules)
+
+
+def _check_all(cells: Sequence[Cell], metric: str | None) -> None:
+    """Says what is wrong with any cell, or with all of them, before the first runs."""
+    from fednormec.experiment import assemble
+    from fednormec.randomness import generator
+
+    check_settings(cells)
     problem = _first(cells, assemble).problem
     if metric is not None:
         found = problem.evaluate(problem.init(generator(0, "init")))
@@ -203,8 +212,17 @@ def _value(row: Row) -> str:
 
 
 def _epsilon(row: Row) -> str:
-    labels = {NOT_PRIVATE for o in row.outcomes if o.summary is not None and o.summary.get("private") is False}
-    return " ".join([*([] if row.epsilon is None else [up(row.epsilon)]), *labels]) or "none"
+    label = [NOT_PRIVATE] if _protects_nobody(row) else []
+    return " ".join([*([] if row.epsilon is None else [up(row.epsilon)]), *label]) or "none"
+
+
+def _protects_nobody(row: Row) -> bool:
+    return any(o.summary is not None and o.summary.get("private") is False for o in row.outcomes)
+
+
+def _without_stream(config: Config) -> Config:
+    """A config to start from: with the cell's own stream every variation of it would share the cell's noise."""
+    return {name: {k: v for k, v in own.items() if (name, k) != ("privacy", "stream")} for name, own in config.items()}
 
 
 def _write_table(done: Sweep) -> None:

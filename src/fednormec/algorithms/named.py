@@ -140,7 +140,7 @@ def dp_fed_avg_normalized(
     """DP-FedAvg with smoothed normalisation instead of clipping (Fed-alpha-NormEC's baseline, without memory).
 
     x <- x - eta (1/(pM)) sum_{i in S} (beta Norm_alpha(x - T_i(x)) + z_i). Radius beta.
-    bounded="update" normalises P_i = (x - T_i(x))/gamma instead, as the experiments of Fed-alpha-NormEC's paper do.
+    bounded="update" normalises P_i = (x - T_i(x))/gamma instead, as Fed-alpha-NormEC does, only without its memory.
     """
     return averaging(
         "DP-FedAvg (normalised)", local, smooth_normalize(alpha, beta), server_step=server_step, bounded=bounded

@@ -32,6 +32,8 @@ class Price(NamedTuple):
 
 
 class _Run(NamedTuple):
+    clients: str
+    seed: Any
     privacy: dict[str, Any] | None
     spent: Spent | None
     released: bool
@@ -46,7 +48,7 @@ def price_of(paths: Sequence[Path], metric: str | None = None) -> Price | None:
     ranked by, the note says if that ranking is not private.
     """
     try:
-        runs = [_run(path) for path in paths if (path / "config.toml").exists()]
+        runs = [_run(path) for path in paths if any((path / file).exists() for file in ("config.toml", "ledger.jsonl"))]
     except UserError as error:
         return Price(len(paths), 0, None, None, None, f"there is no ε of all runs: {error}".rstrip("."))
     spent = [run.spent for run in runs if run.spent is not None]
@@ -62,8 +64,12 @@ def price_of(paths: Sequence[Path], metric: str | None = None) -> Price | None:
     epsilon, covered = epsilon_of_all(counts, delta), metric is None or metric in PUBLIC
     if math.isinf(epsilon):
         return Price(len(spent), rounds, None, delta, None, f"{NOT_PRIVATE}: no finite ε of all runs at δ = {delta:g}")
-    note = "" if covered else f"it does not cover the ranking by {metric}, which looks at the clients' data"
-    return Price(len(spent), rounds, epsilon, delta, _best_only(spent, delta) if covered else None, note)
+    notes = [] if covered else [f"it does not cover the ranking by {metric}, which looks at the clients' data"]
+    if len({run.clients for run in runs}) > 1:
+        notes.append("as if the clients were the same in all of them; here the seed or [data] deals the data anew")
+    one_seed = len({run.seed for run in runs}) == 1  # of several the table shows means, not one run
+    best = _best_only(spent, delta) if covered and one_seed else None
+    return Price(len(spent), rounds, epsilon, delta, best, "; ".join(notes))
 
 
 def price_text(price: Price) -> str:
@@ -81,7 +87,10 @@ def _run(path: Path) -> _Run:
     ledger, metrics = path / "ledger.jsonl", path / "metrics.jsonl"
     paid = ledger.exists() and b"\n" in ledger.read_bytes()  # the first line is whole before anything is released
     released = metrics.exists() and metrics.stat().st_size > 0
-    return _Run(read(path / "config.toml").get("privacy"), read_ledger(ledger) if paid else None, released)
+    config = read(path / "config.toml")
+    seed = config.get("run", {}).get("seed")
+    clients = repr((config.get("problem"), config.get("data"), seed))
+    return _Run(clients, seed, config.get("privacy"), read_ledger(ledger) if paid else None, released)
 
 
 def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
