@@ -269,7 +269,7 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
     shown = [study for study in studies if len({row["epsilon"] for row in study["rows"]}) > 1]
     if not shown:
         return
-    figure = new_figure(path, (6.5 * len(shown), 5))
+    figure = new_figure(path, (6 * len(shown) + 3, 5))
     for axes, study in zip(np.atleast_1d(figure.subplots(1, len(shown), sharey=True)), shown, strict=True):
         families = list(dict.fromkeys(row["method"].partition(", p")[0] for row in study["rows"]))
         for method in dict.fromkeys(row["method"] for row in study["rows"]):
@@ -277,18 +277,17 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
             place = families.index(method.partition(", p")[0])
             style = "-" if "p = 1" in method else ":" if "sleep" in method else "--"
             axes.errorbar(
-                [row["epsilon"] for row in rows], [np.mean(row["accuracies"]) for row in rows],
-                yerr=[np.std(row["accuracies"], ddof=1) for row in rows], linestyle=style, marker=MARKERS[place],
+                [row["epsilon"] for row in rows], [100 * np.mean(row["accuracies"]) for row in rows],
+                yerr=[100 * np.std(row["accuracies"], ddof=1) for row in rows], linestyle=style, marker=MARKERS[place],
                 color=COLOURS[place], markersize=4, linewidth=1.2, capsize=2, label=method,
             )  # fmt: skip
         axes.set(xscale="log", xlabel="ε at δ = 1e-05, each client", title=study["task"])
         axes.set_xticks(sorted({row["epsilon"] for row in study["rows"]}))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, edgecolor="none")
-    figure.axes[0].set_ylabel("test accuracy, mean and standard deviation of three seeds")
+    figure.axes[0].set_ylabel("test accuracy in %, mean and standard deviation of three seeds")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, edgecolor="none")
     save_figure(figure, path)
 
 
