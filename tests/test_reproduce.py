@@ -274,6 +274,7 @@ def test_mistakes_get_a_sentence(fednormec_: Command) -> None:
         ("reproduce", "figure1", "--small", "--local-work", "stpes"): "did you mean 'steps'",
         ("reproduce", "figure1", "--small", "--workers", "0"): "workers",
         ("reproduce", "figure1", "--small", "--rounds", "0"): "rounds",
+        ("reproduce", "figure1", "--small", "--rounds", "9" * 20): "accounting goes up to 1,000,000,000 rounds",
     }.items():
         said = fednormec_(*arguments)
         assert said.code == 2 and words in said.err, said

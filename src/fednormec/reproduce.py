@@ -15,7 +15,7 @@ from fednormec.cells import Cell, News, Outcome, run_all, with_own_noise
 from fednormec.config import Config, changed, known
 from fednormec.errors import UserError, at_least_one
 from fednormec.experiment import assemble
-from fednormec.privacy.mechanism import NOT_PRIVATE
+from fednormec.privacy.mechanism import MOST, NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.results import Group, Run, read_run
 from fednormec.runs import to_json
@@ -133,6 +133,8 @@ def scale(
     work = local_work or ("gradient" if small else "pass")
     known("local work", work, WORK)
     rounds = 300 if rounds is None else at_least_one("rounds", rounds)
+    if rounds > MOST:
+        raise UserError(f"accounting goes up to {MOST:,} rounds, not {rounds:,}.")
     config = changed(PAPER, {**(SMALL if small else {}), "run.device": device, "run.rounds": rounds})
     return Scale("small" if small else "full", config, chosen, work, at_least_one("local steps", local_steps))
 
