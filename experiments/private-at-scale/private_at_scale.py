@@ -48,15 +48,18 @@ class Method(NamedTuple):
     idle: str
     build: Callable[[float, float], dict[str, Any]]
     takes_local: bool = True
+    local_steps: int = 1
 
     @property
     def label(self) -> str:
-        return f"{self.family}, p = {self.p:g}" + (f", {self.idle}" if self.p < 1 and self.family in REMEMBER else "")
+        idle = f", {self.idle}" if self.p < 1 and self.family in REMEMBER else ""
+        return f"{self.family}, p = {self.p:g}{idle}" + (f", T = {self.local_steps}" if self.local_steps > 1 else "")
 
     @property
     def key(self) -> str:
         parts = [self.family.replace(" ", "-").replace("(", "").replace(")", ""), f"p={self.p:g}"]
-        return "_".join([*parts, *([self.idle] if self.p < 1 and self.family == NORMEC else [])])
+        parts += [self.idle] if self.p < 1 and self.family == NORMEC else []
+        return "_".join(parts + ([f"T={self.local_steps}"] if self.local_steps > 1 else []))
 
 
 class Task(NamedTuple):
@@ -111,14 +114,15 @@ SAMPLED = (
     Method(NORMEC, 0.1, "sleep", _normec),
     *(method._replace(p=0.1) for method in WHOLE[1:]),
 )
+SEVERAL = tuple(SAMPLED[i]._replace(local_steps=5) for i in (1, 3, 6))  # Fed-α-NormEC, DP-FedAvg, DP-SCAFFOLD
 FEW = (SAMPLED[1], SAMPLED[2], SAMPLED[3])  # for CIFAR-10
 
 FASHION, EPSILONS = "fashion_mnist", (1.0, 2.0, 4.0, 8.0)
 TASKS = (
     Task("fashion-iid", {"source": FASHION, "partition": "iid", "clients": 2000}, {"name": "mlp", "hidden": [16]},
-         50, WHOLE + SAMPLED, EPSILONS, 0.7),
+         50, WHOLE + SAMPLED + SEVERAL, EPSILONS, 0.7),
     Task("fashion-dirichlet", {"source": FASHION, "partition": "dirichlet", "concentration": 0.3, "clients": 2000},
-         {"name": "mlp", "hidden": [16]}, 50, WHOLE + SAMPLED, EPSILONS, 0.7),
+         {"name": "mlp", "hidden": [16]}, 50, WHOLE + SAMPLED + SEVERAL, EPSILONS, 0.7),
     Task("cifar10-linear", {"source": "cifar10", "partition": "iid", "clients": 5000}, {"name": "linear"},
          100, FEW, (8.0,), 0.3),
     Task("cifar10-cnn", {"source": "cifar10", "partition": "iid", "clients": 5000},
@@ -176,7 +180,8 @@ class Study:
             return None
         clients = self.task.data["clients"]
         computing = clients if method.idle == "advance" else method.p * clients
-        return rounds * method.p * clients * (2 if method.family == SCAFFOLD else 1), rounds * computing
+        messages = rounds * method.p * clients * (2 if method.family == SCAFFOLD else 1)
+        return messages, rounds * computing * method.local_steps
 
     def facts(self) -> dict[str, Any]:
         rows = []
@@ -209,7 +214,7 @@ class Study:
             "run": {"rounds": self.task.rounds, "seed": seed, "evaluate_every": max(1, self.task.rounds // 10)},
         }
         if m.takes_local:
-            config["local"] = {"name": "gd", "step": 1.0}
+            config["local"] = {"name": "gd", "step": 1.0, **({"steps": m.local_steps} if m.local_steps > 1 else {})}
         if self.task.model["name"] == "small_cnn":
             config["problem"] = {"name": "neural", "vectorize": "vmap"}
         settings = {"method": m.key, "bound": bound, "step": step, "epsilon": epsilon, "seed": seed}
@@ -275,7 +280,7 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
         for method in dict.fromkeys(row["method"] for row in study["rows"]):
             rows = [row for row in study["rows"] if row["method"] == method]
             place = families.index(method.partition(", p")[0])
-            style = "-" if "p = 1" in method else ":" if "sleep" in method else "--"
+            style = "-." if "T =" in method else "-" if "p = 1" in method else ":" if "sleep" in method else "--"
             axes.errorbar(
                 [row["epsilon"] for row in rows], [100 * np.mean(row["accuracies"]) for row in rows],
                 yerr=[100 * np.std(row["accuracies"], ddof=1) for row in rows], linestyle=style, marker=MARKERS[place],
