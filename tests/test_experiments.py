@@ -1,6 +1,7 @@
 """The experiments: the least example exactly, their quick versions, and what their pages say."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,17 @@ def test_private_at_scale_tunes_with_one_seed_and_judges_with_others(
         assert len(chosen) == 1  # tuned at the largest ε, used at every other
     assert "Tuning at ε = 8: all 24 private runs together, " in (tmp_path / "results.md").read_text()
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
+
+
+def test_private_at_scale_has_the_tables_of_its_raw_results() -> None:
+    """results.md is what the files of all four federations say, and the page quotes no accuracy that is not in it."""
+    folder = EXPERIMENTS / "private-at-scale"
+    studies = [json.loads((folder / f"{task.name}.json").read_text()) for task in private_at_scale.TASKS]
+    results = (folder / "results.md").read_text()
+    assert private_at_scale.tables(studies) == results
+    measured = {f"{mean} ± {spread}" for mean, spread in re.findall(r"([\d.]+)% ± ([\d.]+)%", results)}
+    quoted = re.findall(r"[\d.]+ ± [\d.]+", (folder / "README.md").read_text())
+    assert quoted and set(quoted) <= measured
 
 
 def test_private_at_scale_compares_what_the_page_says() -> None:
