@@ -43,9 +43,10 @@ def rows(draw):
 
 
 @settings(deadline=None, max_examples=300)
-@given(rows(), st.sampled_from(sorted(BOUNDED)), st.sampled_from([1.0, 0.1, 3.0, 1e-3, 1e3]))
+@given(rows(), st.sampled_from(sorted(BOUNDED)), st.sampled_from([1.0, 0.1, 3.0, 1e-3, 1e3, 1e-30, 1e30]))
 @example(torch.full((1, 50_890), 1e30), "clip", 1.0)
 @example(torch.full((1, 50_890), 1e-30), "normalise, alpha 0", 1.0)
+@example(torch.full((1, 4), 1e-12), "normalise, alpha 0", 1e30)
 @example(torch.zeros(1, 7), "normalise, alpha 0", 1.0)
 @example(torch.full((1, 3), math.nan), "clip", 1.0)
 def test_no_message_exceeds_the_radius(v, name, radius):

@@ -83,10 +83,11 @@ def _require_radius(name: str, value: float) -> None:
 def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Tensor:
     """Rows scaled in place to `length(norm)`, kept below the radius by the error that norm and product may have."""
     norms = row_norms(rows)
-    odd = ~((norms > 1e-15) & (norms < 1e15))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # odd rows are mended below
         lengths = np.minimum(np.nan_to_num(length(norms), nan=0.0), radius * (1 - norm_error(rows)))
-        factors = torch.from_numpy(lengths / norms).to(rows.device, rows.dtype)
+        quotients = lengths / norms
+        odd = ~((norms > 1e-15) & (norms < 1e15) & (quotients < 1e30))
+        factors = torch.from_numpy(quotients).to(rows.device, rows.dtype)
     exact = _rescaled(rows, odd, lengths) if odd.any() else None
     rows.mul_(factors[:, None])
     if exact is not None:
