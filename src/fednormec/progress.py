@@ -87,6 +87,15 @@ def figures(metrics: Metrics, private: bool) -> str:
     return "  ".join([loss, *parts[:1]])
 
 
+def pace(rounds: int, seconds: float) -> str:
+    """How fast rounds go by, in whichever unit has something to say.
+
+    >>> pace(30, 10.0), pace(2, 360.0)
+    ('3.0 rounds/s', '180.0 s/round')
+    """
+    return f"{rounds / seconds:.1f} rounds/s" if rounds > seconds else f"{seconds / rounds:.1f} s/round"
+
+
 def sparkline(values: list[float], width: int = 40) -> str:
     """A curve in one line of text.
 
@@ -116,7 +125,7 @@ def _bar(rounds: int) -> Iterator[Show]:
         task = progress.add_task("", total=rounds, speed="", figures="", spent="")
 
         def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
-            speed = f"{number / (time.perf_counter() - started):.1f} rounds/s"
+            speed = pace(number, time.perf_counter() - started)
             progress.update(task, completed=number, speed=speed, spent=spent or "")
             if metrics is not None:
                 progress.update(task, figures=figures(metrics, spent is not None))
@@ -129,10 +138,10 @@ def _lines(rounds: int) -> Show:
 
     def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
         if metrics is not None:
-            speed = number / (time.perf_counter() - started)
-            left = (rounds - number) / speed
+            passed = time.perf_counter() - started
+            left = (rounds - number) * passed / number
             known = [figures(metrics, spent is not None), *([spent] if spent else [])]
-            text = f"round {number}/{rounds}  {speed:.1f} rounds/s  ETA {left:.0f} s  {'  '.join(known)}"
+            text = f"round {number}/{rounds}  {pace(number, passed)}  ETA {left:.0f} s  {'  '.join(known)}"
             print(text, file=sys.stderr, flush=True)
 
     return show
