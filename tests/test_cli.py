@@ -562,7 +562,7 @@ def test_a_section_without_use_is_mentioned(fednormec_: Command) -> None:
         "local.step=1e30 local.steps=1",
         "method.server_step=1e30",
         "method.server_step=1e30 local.steps=1 participation.name=full",
-        "local.step=100 local.steps=1 method.server_step=1e6",
+        "local.step=100 local.steps=1 method.server_step=1e12",
     ],
 )
 def test_a_run_that_diverges_is_kept_and_told(fednormec_: Command, tmp_path: Path, overrides: str) -> None:
