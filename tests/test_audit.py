@@ -171,7 +171,12 @@ def test_noise_of_another_shape_is_caught(monkeypatch):
 
 def test_messages_longer_than_the_radius_are_caught(monkeypatch):
     right = bounds._radial
-    monkeypatch.setattr(bounds, "_radial", lambda rows, *rest: 2 * right(rows, *rest))
+
+    def twice_as_long(rows, *rest):
+        messages = right(rows, *rest)
+        return messages._replace(factors=2 * messages.factors)
+
+    monkeypatch.setattr(bounds, "_radial", twice_as_long)
     audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400)
     assert audit.checks["the length of messages"] < LEVEL
     assert audit.estimate_low > audit.claimed

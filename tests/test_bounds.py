@@ -47,6 +47,7 @@ def rows(draw):
 @example(torch.full((1, 50_890), 1e30), "clip", 1.0)
 @example(torch.full((1, 50_890), 1e-30), "normalise, alpha 0", 1.0)
 @example(torch.full((1, 4), 1e-12), "normalise, alpha 0", 1e30)
+@example(torch.full((1, 4), 4.5e14), "clip", 1e-30)
 @example(torch.zeros(1, 7), "normalise, alpha 0", 1.0)
 @example(torch.full((1, 3), math.nan), "clip", 1.0)
 def test_no_message_exceeds_the_radius(v, name, radius):

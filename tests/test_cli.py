@@ -157,7 +157,7 @@ def test_an_unknown_name_is_refused_and_the_nearest_one_told(refused: Refused, o
         ("participation.idle=true", "idle must be 'advance' or 'sleep', not True."),
         ("privacy.noise_std=[1]", "[privacy]: noise_std must be a number, not [1]."),
         ("privacy.trust=central", "privacy needs epsilon (the noise is then calibrated) or noise_std, or both."),
-        ("problem.vectorize=true", "vectorize must be 'auto' or 'vmap' or 'loop', not True."),
+        ("problem.vectorize=true", "vectorize must be 'auto' or 'layers' or 'vmap' or 'loop', not True."),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_refused(refused: Refused, override: str, message: str) -> None:

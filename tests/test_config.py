@@ -295,7 +295,7 @@ def hints(build: Callable[..., Any], given: int = 0) -> dict[str, Any]:
 
 
 QUADRATIC = {"clients": int, "dim": int, "parts": int, "heterogeneity": float, "condition": float}
-NEURAL = {"vectorize": Literal["auto", "vmap", "loop"], "tile": int | None}
+NEURAL = {"vectorize": Literal["auto", "layers", "vmap", "loop"], "tile": int | None}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "problem": {"neural": NEURAL, "logistic": {"regularizer": float, "positive": list[int]}, "quadratic": QUADRATIC},
     "data": {name: {"test_fraction": float} | hints(build, 3) for name, build in PARTITIONS.items()},

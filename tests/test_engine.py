@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import fednormec as fn
+from fednormec import engine
 from fednormec.algorithms.named import METHODS
+from fednormec.bounds import Messages
+from fednormec.engine import evaluation_interval
 from fednormec.local import Moment
 from fednormec.participation import Participation, Weights
 from fednormec.randomness import generator
@@ -334,7 +337,7 @@ def test_clients_with_updates_that_are_not_finite_are_left_out_and_counted(name,
 
 
 @pytest.mark.parametrize("name", ["ef21", "clip21_sgd2m", "fed_normec", "scaffold"])
-def test_updates_too_large_to_subtract_are_left_out(name):
+def test_updates_too_large_to_subtract_or_add_are_left_out(name):
     problem = Broken({3: 1.7e308, 5: -1.7e308})
     for r in fn.simulate(problem, build(name), rounds=4, seed=1):
         assert r.left_out == 2
@@ -412,10 +415,60 @@ def test_train_returns_history_and_model():
     result = fn.train(problem, build("fed_normec"), rounds=40, seed=1, on_round=lambda r: seen.append(r.number))
     assert seen == list(range(1, 41))
     assert [h["round"] for h in result.history] == seen
-    assert sum("train_loss" in h["not_private"] for h in result.history) == 20
+    assert sum("train_loss" in h["not_private"] for h in result.history) == 6  # two local steps: every seventh round
     assert isinstance(result.model, torch.nn.Module)
     assert torch.equal(torch.cat([p.flatten() for p in result.model.parameters()]), result.x)
     assert torch.equal(result.x, finish(problem, build("fed_normec"), rounds=40).x)
+
+
+@pytest.mark.parametrize(
+    ("local", "participation", "rounds", "every"),
+    [
+        (fn.gd(0.1), fn.full(), 1000, 50),  # 20 points
+        (fn.gd(0.1), fn.full(), 100, 14),  # 0.7 of a round's work each: 5 %
+        (fn.gd(0.1, 5), fn.full(), 100, 5),
+        (fn.sgd(0.1, steps=4, batch_size=2), fn.full(), 100, 14),  # eight examples, as many as there are
+        (fn.gd(0.1), fn.poisson(0.5, "advance"), 100, 14),  # all compute
+        (fn.gd(0.1), fn.poisson(0.5, "sleep"), 100, 20),
+        (fn.gd(0.1), fn.poisson(0.01, "sleep"), 100, 20),  # five points, whatever they take
+        (fn.gd(0.1), fn.full(), 3, 1),
+    ],
+)
+def test_evaluations_are_as_frequent_as_five_per_cent_of_the_work_allows(local, participation, rounds, every):
+    found = evaluation_interval(mlp_problem(), fn.fed_normec(local), participation, rounds)
+    assert found == every
+
+
+@pytest.mark.parametrize(("participation", "largest"), [(fn.full(), 1e-3), (fn.poisson(0.3, "sleep"), 1e-8)])
+def test_the_error_of_a_sum_that_is_accounted_covers_the_error_it_has(participation, largest):
+    """Messages of one length and direction, so that all rounding goes the same way at worst."""
+    rng = np.random.default_rng(0)
+    problem = mlp_problem(clients=300)
+    plan = engine.planned(problem, fn.dp_fed_avg_clip(fn.gd(0.1)), participation, fn.Privacy(noise_std=1.0), 5)
+    rows = torch.from_numpy(rng.uniform(0.9, 1.1, (300, 40)).astype(np.float32))
+    exact = rows.double().sum(0)
+    for sleeps in (False, True):
+        total = torch.zeros(40, dtype=torch.float64)
+        for start in range(0, 300, problem.tile):
+            tile = Messages(rows[start : start + problem.tile])
+            total += tile.sum(torch.ones(len(tile.rows)), exactly=sleeps)
+        error = float(torch.linalg.vector_norm(total - exact) / torch.linalg.vector_norm(rows[0].double()))
+        assert error <= engine._summing_error(300, problem.tile, torch.float32, sleeps)
+    assert 0 < plan.mechanism.rounding <= largest
+
+
+@pytest.mark.parametrize("name", ["fed_normec", "dp_fed_avg_clip", "clip21_sgd2m", "scaffold"])
+def test_what_is_chosen_automatically_changes_no_more_than_rounding(name):
+    ends = {}
+    for vectorize in ("layers", "vmap", "loop"):
+        for tile in (1, 4, 9):
+            problem = mlp_problem(vectorize=vectorize, tile=tile)
+            ends[vectorize, tile] = finish(problem, build(name), fn.poisson(0.7), rounds=5).x
+            again = mlp_problem(vectorize=vectorize, tile=tile)
+            other = finish(again, build(name), fn.poisson(0.7), rounds=5, workers=3, chunk_size=2 * tile)
+            assert torch.equal(ends[vectorize, tile], other.x)
+    for x in ends.values():
+        assert torch.linalg.vector_norm(x - ends["loop", 1]) <= 1e-5 * torch.linalg.vector_norm(x)
 
 
 def test_breaking_off_an_iteration_ends_its_threads():

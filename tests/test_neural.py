@@ -6,10 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import fednormec as fn
 from fednormec.local import Moment
+from fednormec.problems import neural
 from fednormec.problems.neural import cross_entropy
 from fednormec.vectors import layout_of
 
@@ -62,9 +65,11 @@ def one_client_gradient(module, x, y, point=None):
 
 
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-@pytest.mark.parametrize("vectorize", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("vectorize", ["auto", "layers", "vmap", "loop"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_torch(name, vectorize, sizes):
+    if vectorize == "layers" and "batch norm" in name:
+        return  # refused: examples of one client would meet another's
     module, data = MODELS[name](), clients(sizes)
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize=vectorize)
     x, ids = problem.init(np.random.default_rng(0)), np.arange(4)
@@ -77,7 +82,7 @@ def test_gradients_are_those_of_torch(name, vectorize, sizes):
     assert torch.allclose(problem.grad(rows, ids), own, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("vectorize", ["vmap", "loop"])
+@pytest.mark.parametrize("vectorize", ["layers", "vmap", "loop"])
 def test_mini_batches_with_padding(vectorize):
     module, data = MODELS["mlp"](), clients(UNEQUAL)
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize=vectorize)
@@ -89,10 +94,161 @@ def test_mini_batches_with_padding(vectorize):
         assert torch.allclose(row, one_client_gradient(module, x[kept], y[kept]), rtol=1e-9, atol=1e-12)
 
 
-def test_the_way_is_chosen_by_the_model():
-    for name, vectorized in {"linear": True, "mlp": True, "small_cnn": False, "resnet20": False}.items():
-        assert fn.NeuralProblem(MODELS[name](), clients(EQUAL)).vectorized is vectorized
-    assert fn.NeuralProblem(MODELS["small_cnn"](), clients(EQUAL), vectorize="vmap").vectorized
+def test_the_way_is_chosen_by_the_model_and_the_sizes(monkeypatch):
+    monkeypatch.setattr(neural, "ACTIVATIONS_TOGETHER", 1)  # as if images were large
+    for name, model in MODELS.items():
+        few, many = (fn.NeuralProblem(model(), clients([size] * 4)).way for size in (6, 65))
+        assert few == ("loop" if "batch norm" in name else "layers")
+        assert many == ("layers" if name in ("linear", "mlp") else "loop")
+    assert fn.NeuralProblem(MODELS["small_cnn"](), clients(EQUAL), vectorize="vmap").way == "vmap"
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_any_stack_of_layers_can_be_taken_apart(data):
+    """Convolutions of every kind, with and without bias, normalised or not, in place or not, shared and own weights."""
+    draw = data.draw
+    depth, side = draw(st.sampled_from([1, 2, 4])), draw(st.integers(6, 9))
+    layers, channels = [], depth
+    for _ in range(draw(st.integers(1, 3))):
+        after, groups = draw(st.sampled_from([2, 4])), 1 if channels == 1 else draw(st.sampled_from([1, 2]))
+        size, stride, padding = (
+            draw(st.tuples(st.integers(a, b), st.integers(a, b))) for a, b in ((1, 3), (1, 2), (0, 2))
+        )
+        bias, dilation = draw(st.booleans()), draw(st.integers(1, 2))
+        layers.append(nn.Conv2d(channels, after, size, stride, padding, dilation, groups, bias))
+        if draw(st.booleans()):
+            layers.append(nn.GroupNorm(2, after))
+            layers.append(nn.ReLU(inplace=draw(st.booleans())))
+        else:
+            layers.append(nn.Tanh())
+        channels = after
+    torch.manual_seed(0)
+    module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 3))
+    pairs = clients([3, 3, 3], (depth, side, side), 3)
+    try:
+        module(torch.zeros(1, depth, side, side))
+    except RuntimeError:
+        return  # an image smaller than the kernel
+    problem = fn.NeuralProblem(module, pairs, dtype=torch.float64, vectorize="layers")
+    x = problem.init(np.random.default_rng(0))
+    own = torch.stack([x, 0.9 * x, 1.1 * x])
+    for at in (x, own):
+        points = at.expand(3, -1)
+        expected = torch.stack(
+            [one_client_gradient(module, *pair, point=p) for pair, p in zip(pairs, points, strict=True)]
+        )
+        assert torch.allclose(problem.grad(at, np.arange(3)), expected, rtol=1e-8, atol=1e-10)
+
+
+class Tied(nn.Module):
+    """Uses one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(self.inner(x).relu()).relu())
+
+
+class Scaled(nn.Module):
+    """Has a parameter that belongs to no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(5, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.factor * self.layer(x)
+
+
+class Scaling(nn.Module):
+    """Divides by the largest number in the batch, which another client may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x / x.abs().max())
+
+
+class Overwriting(nn.Module):
+    """Writes over what a layer put out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x).add_(0)
+
+
+class Frozen(nn.Module):
+    """Has a bias that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.layer.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Mixing(nn.Module):
+    """Lets one example touch another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+@pytest.mark.parametrize("module", [Tied, Scaled, Mixing, Scaling, Overwriting, Frozen])
+def test_what_cannot_be_taken_apart_is_not(module):
+    rng = np.random.default_rng(0)
+    data = [(rng.standard_normal((4, 5)), rng.integers(0, 3, 4)) for _ in range(3)]
+    network = module()
+    problem = fn.NeuralProblem(network, data, dtype=torch.float64)
+    assert problem.way == "vmap"
+    rows = problem.grad(problem.init(rng), np.arange(3))
+    for row, (x, y) in zip(rows, data, strict=True):
+        own = copy.deepcopy(network).double()
+        trained = [p for p in own.parameters() if p.requires_grad]
+        loss = nn.functional.cross_entropy(own(torch.as_tensor(x)), torch.as_tensor(y))
+        expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
+        assert torch.allclose(row, expected, rtol=1e-9, atol=1e-12)
+    with pytest.raises(fn.UserError, match="cannot be computed layer by layer"):
+        fn.NeuralProblem(network, data, vectorize="layers")
+
+
+class InParts(nn.Module):
+    """Uses its layer once for few examples, and again for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return torch.cat([self.layer(part) for part in x.split(8)])
+
+
+def test_a_layer_that_is_used_again_later_is_no_wrong_gradient():
+    rng = np.random.default_rng(0)
+    data = [(rng.standard_normal((4, 5)), rng.integers(0, 3, 4)) for _ in range(3)]
+    problem = fn.NeuralProblem(InParts(), data)
+    assert problem.way == "layers"
+    with pytest.raises(fn.UserError, match="uses a layer twice"):
+        problem.grad(problem.init(rng), np.arange(3))
+
+
+def test_convolutions_before_a_batch_norm_of_one_value_per_channel():
+    layers = (nn.Conv2d(1, 2, 8), nn.Flatten(), nn.BatchNorm1d(2, track_running_stats=False), nn.Linear(2, 4))
+    assert fn.NeuralProblem(nn.Sequential(*layers), clients(EQUAL)).way == "loop"
 
 
 def test_a_loss_that_is_already_a_mean_works_for_equal_and_unequal_clients():
@@ -123,7 +279,7 @@ def test_regression_with_own_loss_and_real_targets():
 
 def test_every_client_weighs_the_same_in_the_training_loss():
     module, data = MODELS["mlp"](), clients(UNEQUAL)
-    for vectorize in ("vmap", "loop"):
+    for vectorize in ("layers", "vmap", "loop"):
         problem = fn.NeuralProblem(module, data, data[0], dtype=torch.float64, vectorize=vectorize)
         metrics = problem.evaluate(problem.init(np.random.default_rng(0)))
         twin = copy.deepcopy(module).double().requires_grad_(False)
@@ -135,7 +291,7 @@ def test_every_client_weighs_the_same_in_the_training_loss():
 
 
 @pytest.mark.parametrize("local", [fn.gd(0.1), fn.sgd(0.1, 2, 4), fn.ig(0.1, 3)], ids=lambda local: local.name)
-@pytest.mark.parametrize("vectorize", ["vmap", "loop"])
+@pytest.mark.parametrize("vectorize", ["layers", "vmap", "loop"])
 def test_no_clients_data_touch_another_client(vectorize, local):
     """Broken data of one client break its own row alone, also where rows are padded to equal length."""
     for broken in range(4):
@@ -187,7 +343,7 @@ def test_frozen_parameters_stay_and_are_not_sent():
     module = MODELS["mlp"]()
     for p in module[1].parameters():
         p.requires_grad_(False)
-    for vectorize in ("vmap", "loop"):
+    for vectorize in ("layers", "vmap", "loop"):
         problem = fn.NeuralProblem(module, clients(EQUAL), vectorize=vectorize)
         assert problem.dim == sum(p.numel() for p in module.parameters() if p.requires_grad)
         result = fn.train(problem, fn.fed_avg(fn.gd(0.5)), rounds=2)
@@ -217,7 +373,7 @@ def test_training_lowers_the_loss_and_learns():
         ({"clients": [(np.zeros((3, 1, 8, 8)), np.zeros(3))]}, "one whole number"),
         ({"clients": [*clients([3]), *clients([3], shape=(1, 9, 9))]}, r"client 1 has examples of shape \(1, 9, 9\)"),
         ({"loss": lambda o, t: o}, "the loss must be one number per example"),
-        ({"vectorize": "fast"}, "'auto' or 'vmap' or 'loop'"),
+        ({"vectorize": "fast"}, "'auto' or 'layers' or 'vmap' or 'loop'"),
         ({"tile": 0}, "at least 1"),
         ({"module": nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Dropout(0.5))}, "drops out"),
         ({"module": nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 4))}, "running statistics"),

@@ -53,8 +53,8 @@ def test_a_run_leaves_five_files(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "deep" / "down").iterdir()} == FILES
 
 
-@pytest.mark.parametrize(("rounds", "evaluated"), [(1, 1), (7, 7), (40, 20), (47, 24), (100, 20)])
-def test_metrics_have_a_line_per_round_and_about_twenty_evaluations(
+@pytest.mark.parametrize(("rounds", "evaluated"), [(1, 1), (7, 7), (40, 5), (47, 6), (400, 20)])
+def test_metrics_have_a_line_per_round_and_up_to_twenty_evaluations(
     tmp_path: Path, rounds: int, evaluated: int
 ) -> None:
     run(tmp_path / "out", *SMALL, f"run.rounds={rounds}")

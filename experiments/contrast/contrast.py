@@ -134,7 +134,7 @@ def closed_form(problem: fn.Quadratic, local: LocalUpdate) -> LocalUpdate:
         rows = torch.as_tensor(ids)
         return slope[rows] @ x + offset[rows]
 
-    return LocalUpdate(f"closed form of {local.name}", local.step, run)
+    return LocalUpdate(f"closed form of {local.name}", local.step, run, local.visits)
 
 
 def grids(u: float) -> dict[str, list[Choice]]:

@@ -11,11 +11,38 @@ from torch import Tensor
 from fednormec.errors import UserError, at_least_one, non_negative
 from fednormec.vectors import norm_error, row_norms
 
+STRIP = 64  # messages that are added in their own dtype, whose error grows with the square of their number
+
+
+class Messages(NamedTuple):
+    """Rows (B, d) as clients send them: factor_i times row_i, or the rows themselves. Not multiplied out, since all an
+    engine wants of most is their sum. `broken` are the indices of rows that were not finite and became zero."""
+
+    rows: Tensor
+    factors: Tensor | None = None
+    broken: tuple[int, ...] = ()
+
+    def sum(self, sends: Tensor, exactly: bool = False) -> Tensor:
+        """The sum of those rows i with sends_i = 1, the others having 0, in float64: strips of rows are summed in their
+        own dtype, unless `exactly`, and the strips' sums added."""
+        weights = sends if self.factors is None else sends * self.factors
+        if exactly:
+            return weights.double() @ self.rows.double()
+        strips = zip(torch.split(weights, STRIP), torch.split(self.rows, STRIP), strict=True)
+        total = torch.zeros(self.rows.shape[1], dtype=torch.float64, device=self.rows.device)
+        for some, rows in strips:
+            total += some @ rows
+        return total
+
+    def whole(self) -> Tensor:
+        """The messages themselves; they may overwrite the rows."""
+        return self.rows if self.factors is None else self.rows.mul_(self.factors[:, None])
+
 
 class Bound(NamedTuple):
     """An operator on rows (B, d) and the L2 norm no row of its result exceeds (inf: none).
 
-    `bound(rows)` leaves rows alone; `bound.apply_(rows)` may overwrite them with its result.
+    `bound(rows)` leaves rows alone; `bound.scale_(rows)` may overwrite them and gives a factor for each.
 
     With a finite radius it is a promise about floating-point numbers, not about the reals: it holds for every input,
     zeros, huge and tiny vectors included, and a row that is not finite becomes zero.
@@ -23,10 +50,10 @@ class Bound(NamedTuple):
 
     name: str
     radius: float
-    apply_: Callable[[Tensor], Tensor]
+    scale_: Callable[[Tensor], Messages]
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self.apply_(rows.clone())
+        return self.scale_(rows.clone()).whole()
 
 
 def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
@@ -56,7 +83,7 @@ def clip(tau: float) -> Bound:
 
 def identity() -> Bound:
     """No bound at all: the message itself. Nothing private can be built on it."""
-    return Bound("identity", math.inf, lambda v: v)
+    return Bound("identity", math.inf, lambda v: Messages(v))
 
 
 def top_k(k: int) -> Bound:
@@ -67,9 +94,9 @@ def top_k(k: int) -> Bound:
     """
     at_least_one("k", k)
 
-    def apply(v: Tensor) -> Tensor:
+    def apply(v: Tensor) -> Messages:
         kept = v.abs().topk(min(k, v.shape[1]), dim=1).indices
-        return torch.zeros_like(v).scatter_(1, kept, v.gather(1, kept))
+        return Messages(torch.zeros_like(v).scatter_(1, kept, v.gather(1, kept)))
 
     return Bound(f"top_k({k})", math.inf, apply)
 
@@ -80,26 +107,29 @@ def _require_radius(name: str, value: float) -> None:
         raise UserError(f"{name} must be a positive number between 1e-30 and 1e30, not {value}.")
 
 
-def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """Rows scaled in place to `length(norm)`, kept below the radius by the error that norm and product may have."""
+def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Messages:
+    """Rows with the factors that give them `length(norm)`, kept below the radius by the error that norm and product may
+    have."""
     norms = row_norms(rows)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # odd rows are mended below
-        lengths = np.minimum(np.nan_to_num(length(norms), nan=0.0), radius * (1 - norm_error(rows)))
+        lengths = np.minimum(length(norms), radius * (1 - norm_error(rows)))
         quotients = lengths / norms
-        odd = ~((norms > 1e-15) & (norms < 1e15) & (quotients < 1e30))
-        factors = torch.from_numpy(quotients).to(rows.device, rows.dtype)
-    exact = _rescaled(rows, odd, lengths) if odd.any() else None
-    rows.mul_(factors[:, None])
-    if exact is not None:
-        rows[torch.from_numpy(odd)] = exact
-    return rows
+        odd = ~((norms > 1e-15) & (norms < 1e15) & (quotients > 1e-30) & (quotients < 1e30))
+    broken: tuple[int, ...] = ()
+    if odd.any():
+        chosen = np.flatnonzero(odd)
+        picked = rows[chosen]
+        broken = tuple(chosen[~picked.isfinite().all(dim=1).cpu().numpy()].tolist())
+        rows[chosen] = _rescaled(picked, np.nan_to_num(lengths[odd], nan=0.0))
+        quotients[odd] = 1.0
+    return Messages(rows, torch.from_numpy(quotients).to(rows.device, rows.dtype), broken)
 
 
-def _rescaled(rows: Tensor, chosen: np.ndarray, lengths: np.ndarray) -> Tensor:
-    """The chosen rows at their new length, in float64 by way of v / ||v||, where a plain quotient would leave the
-    number range; zero for 0 and for rows that are not finite."""
-    picked = rows[torch.from_numpy(chosen)].double()
-    top = picked.abs().amax(dim=1, keepdim=True)
-    unit = torch.where(top.isfinite() & (top > 0), picked / top, 0.0)
+def _rescaled(rows: Tensor, lengths: np.ndarray) -> Tensor:
+    """The rows at their new length, in float64 by way of v / ||v||, where a plain quotient would leave the number
+    range; zero for 0 and for rows that are not finite."""
+    rows64 = rows.double()
+    top = rows64.abs().amax(dim=1, keepdim=True)
+    unit = torch.where(top.isfinite() & (top > 0), rows64 / top, 0.0)
     norms: Tensor = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
-    return (unit / norms.clamp(min=1.0) * torch.from_numpy(lengths[chosen, None]).to(rows.device)).to(rows.dtype)
+    return (unit / norms.clamp(min=1.0) * torch.from_numpy(lengths[:, None]).to(rows.device)).to(rows.dtype)

@@ -40,6 +40,7 @@ Examples:
   fednormec run --plan                                      settings by theory, measured against the guarantee
   fednormec run my.toml --json > result.json
   fednormec run --tensorboard                               event files beside the metrics
+  fednormec run --profile                                   where the time went, and what was chosen
 """
 COMPARE_HELP = """Runs side by side, a line for those that differ only in their seed, the best first.
 
@@ -221,6 +222,9 @@ def run(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard into the run folder.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say at the end where the time went, and what was chosen automatically.")
+    ] = False,
 ) -> None:
     from fednormec.config import QUICKSTART, THEORY
     from fednormec.runner import describe, perform, with_report
@@ -228,7 +232,7 @@ def run(
 
     name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
     where = None if out is None else Path(out)
-    summary = with_report(perform(asked, name, where, quiet, plan, tensorboard=tensorboard))
+    summary = with_report(perform(asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile))
     print(to_json(summary) if as_json else describe(summary))
     if summary["status"] == "diverged":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")

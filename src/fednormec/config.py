@@ -48,6 +48,7 @@ class RunSettings:
     device: str = "cpu"
     workers: int | None = None
     chunk_size: int | None = None
+    memories: Literal["ram", "file"] = "ram"
 
 
 DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))

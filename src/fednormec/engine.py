@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +10,15 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
+from fednormec.bounds import STRIP
 from fednormec.errors import Diverged, UserError, at_least_one
 from fednormec.local import Moment
+from fednormec.memories import Memories
 from fednormec.participation import Cohort, Participation, full
 from fednormec.privacy.mechanism import Plan, Privacy, plan
 from fednormec.privacy.statement import Statement, state
 from fednormec.problems.base import Metrics, Problem
+from fednormec.profile import stage
 from fednormec.randomness import generator
 from fednormec.vectors import neighbours
 from fednormec.workers import Pool, Submit, one_arithmetic_thread
@@ -80,6 +84,7 @@ def simulate(
     evaluate_every: int | None = None,
     workers: int | None = None,
     chunk_size: int | None = None,
+    memories_in: Path | None = None,
     before_release: Callable[[int, Plan], None] = _nothing,
 ) -> Iterator[Round]:
     """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers` and `chunk_size`.
@@ -88,7 +93,8 @@ def simulate(
     `before_release(round, plan)` is called before anything of a round leaves the clients.
     x0 is where to start (default: problem.init). evaluate_every=n evaluates the model every n rounds and after the
     last; None never does. `workers` threads (default: torch.get_num_threads()) each take `chunk_size` clients at a
-    time (default: one tile). The memory in a Round is the live block: copy what you want to keep.
+    time (default: one tile). The memory in a Round is the live block: copy what you want to keep. With
+    `memories_in`, a folder, it lies in a file there, for more clients than the machine has memory.
     Raises Diverged when the model is no longer finite, or (without privacy: it looks at clients' data) no client's loss
     or update is.
     """
@@ -107,11 +113,20 @@ def simulate(
         if x0.shape != x.shape or x0.dtype != x.dtype:
             raise UserError(f"x0 must be {len(x)} numbers in {x.dtype}, not of shape {tuple(x0.shape)} in {x0.dtype}.")
         x = x0.detach().to(x.device, copy=True)
-    pool = Pool(
+    if memories_in is not None and x.device.type != "cpu":
+        raise UserError(f"memories in a file are for the CPU, not for {x.device.type}: keep them in memory.")
+    pool = pool_for(problem, workers, chunk_size)
+    return _rounds(
+        problem, algorithm, participation, agreed, rounds, seed, x, evaluate_every, pool, memories_in, before_release
+    )
+
+
+def pool_for(problem: Problem, workers: int | None, chunk_size: int | None) -> Pool:
+    """By default a worker for each of torch's threads, and a tile at a time."""
+    return Pool(
         min(at_least_one("workers", torch.get_num_threads() if workers is None else workers), problem.num_clients),
         at_least_one("chunk_size", problem.tile if chunk_size is None else chunk_size),
     )
-    return _rounds(problem, algorithm, participation, agreed, rounds, seed, x, evaluate_every, pool, before_release)
 
 
 def planned(
@@ -122,7 +137,7 @@ def planned(
     dtype = problem.init(generator(0, "init")).dtype
     return plan(
         privacy, problem.num_clients, participation, algorithm.bound.radius, algorithm.message_slots * problem.dim,
-        rounds, _summing_error(problem.num_clients, problem.tile, dtype),
+        rounds, _summing_error(problem.num_clients, problem.tile, dtype, _regroups(algorithm, participation, problem)),
     )  # fmt: skip
 
 
@@ -138,19 +153,24 @@ def train(
     evaluate_every: int | None = None,
     workers: int | None = None,
     chunk_size: int | None = None,
+    memories_in: Path | None = None,
     on_round: Callable[[Round], None] = lambda r: None,
 ) -> Trained:
     """`simulate` to its end: the last finite model and the history, one record a round (see `record`).
 
-    The model is evaluated 20 to 39 times unless `evaluate_every` says otherwise. A divergence ends it without raising.
+    `evaluation_interval` says how often the model is evaluated, unless `evaluate_every` does. A divergence ends it
+    without raising.
     """
-    every = evaluation_interval(rounds) if evaluate_every is None else evaluate_every
+    every = evaluate_every
+    if every is None:
+        every = evaluation_interval(problem, algorithm, participation or full(), rounds)
     x, history, diverged, statement = x0, [], None, None
     spent: list[Plan] = []
     try:
         for r in simulate(
             problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
-            workers=workers, chunk_size=chunk_size, before_release=lambda number, plan: spent.append(plan),
+            workers=workers, chunk_size=chunk_size, memories_in=memories_in,
+            before_release=lambda number, plan: spent.append(plan),
         ):  # fmt: skip
             x = r.x
             history.append(record(r))
@@ -163,9 +183,19 @@ def train(
     return Trained(problem.model(x), x, history, diverged, statement)
 
 
-def evaluation_interval(rounds: int) -> int:
-    """Evaluating that often gives 20 to 39 points of a curve, fewer for fewer rounds."""
-    return max(1, rounds // 20)
+def evaluation_interval(problem: Problem, algorithm: Algorithm, participation: Participation, rounds: int) -> int:
+    """How often to evaluate by default: 20 to 39 points of a curve, or fewer where that would take more than about 5 %
+    of the time, but five points whatever they take.
+
+    An evaluation looks at all clients' examples, which takes about half of their gradients' time, and at a test set:
+    let that be 0.7 of it altogether.
+    """
+    sizes, counts = np.unique(problem.client_sizes, return_counts=True)
+    a_round: float = sum(int(count) * algorithm.local.visits(int(n)) for n, count in zip(sizes, counts, strict=True))
+    if participation.idle == "sleep" or not algorithm.idle_clients_advance:
+        a_round *= participation.rate(problem.num_clients)
+    affordable = 0.7 / 0.05 * float(sizes @ counts) / max(a_round, 1.0)
+    return max(1, rounds // 20, min(math.ceil(affordable), rounds // 5))
 
 
 def record(r: Round, measured: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -187,15 +217,19 @@ def _rounds(
     x: Tensor,
     evaluate_every: int | None,
     pool: Pool,
+    memories_in: Path | None,
     before_release: Callable[[int, Plan], None],
 ) -> Iterator[Round]:
     m, weights = problem.num_clients, participation.weights(problem.num_clients)
-    memory = torch.zeros(m, algorithm.memory_slots * problem.dim, dtype=x.dtype, device=x.device)
+    memories = Memories(m, algorithm.memory_slots * problem.dim, x.dtype, x.device, memories_in)
     server, in_vain = algorithm.init(x), 0
+    exactly = _regroups(algorithm, participation, problem)
     with pool.threads() as submit:
         if algorithm.prime is not None:
             everyone = full().draw(m, generator(seed, "cohort", 0))
-            total, _ = _exchange(problem, algorithm.prime, server, memory, everyone, Moment(seed, 0), pool, submit)
+            total, _ = _exchange(
+                problem, algorithm.prime, server, memories, everyone, Moment(seed, 0), pool, submit, False
+            )
             server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
         for number in range(1, rounds + 1):
             if agreed is None:
@@ -204,42 +238,48 @@ def _rounds(
                 cohort = agreed.mechanism.cohort(seed, number)
             with one_arithmetic_thread():
                 at = Moment(seed, number)
-                total, left_out = _exchange(problem, algorithm, server, memory, cohort, at, pool, submit)
+                total, left_out = _exchange(problem, algorithm, server, memories, cohort, at, pool, submit, exactly)
                 if agreed is not None:
-                    draw = agreed.mechanism.noise(len(total), int(cohort.sending.sum()), seed, number)
-                    total += torch.as_tensor(draw, device=x.device)
-                    before_release(number, agreed)
-                server = algorithm.server(server, (total / m).to(x.dtype), weights)
-            if not server.x.isfinite().all():
+                    with stage("noise"):
+                        draw = agreed.mechanism.noise(len(total), int(cohort.sending.sum()), seed, number)
+                        total += torch.as_tensor(draw, device=x.device)
+                    with stage("disk"):
+                        before_release(number, agreed)
+                with stage("server"):
+                    server = algorithm.server(server, (total / m).to(x.dtype), weights)
+                    finite = bool(server.x.isfinite().all())
+            if not finite:
                 raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
             in_vain = in_vain + left_out if left_out == len(cohort.computing) else 0
             if agreed is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
                 raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
             due = evaluate_every is not None and (number % evaluate_every == 0 or number == rounds)
-            metrics = problem.evaluate(server.x) if due else None
+            with stage("evaluation"):
+                metrics = problem.evaluate(server.x) if due else None
             if agreed is None and metrics is not None and math.isnan(metrics.not_private["train_loss"]):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
-            yield Round(number, server, memory, cohort, left_out, metrics, total, agreed)
+            yield Round(number, server, memories.rows, cohort, left_out, metrics, total, agreed)
 
 
 def _exchange(
     problem: Problem,
     algorithm: Algorithm,
     server: Server,
-    memory: Tensor,
+    memories: Memories,
     cohort: Cohort,
     moment: Moment,
     pool: Pool,
     submit: Submit,
+    exactly: bool,
 ) -> tuple[Tensor, int]:
     """The clients' side of a round: the sum of the senders' messages, and how many clients were left out.
 
-    Tiles are fixed slices of the computing clients, summed in the problem's dtype; the tiles' sums are added in order,
-    in float64: neither workers nor chunks change a bit.
+    Tiles are fixed slices of the computing clients, and their sums are added in order: neither workers nor chunks
+    change a bit.
     """
 
     def work(tiles: list[Cohort]) -> list[tuple[Tensor, int]]:
-        return [_tile(problem, algorithm, server, memory, tile, moment) for tile in tiles]
+        return [_tile(problem, algorithm, server, memories, tile, moment, exactly) for tile in tiles]
 
     total = torch.zeros(algorithm.message_slots * problem.dim, dtype=torch.float64, device=server.x.device)
     left_out = 0
@@ -251,24 +291,35 @@ def _exchange(
 
 
 def _tile(
-    problem: Problem, algorithm: Algorithm, server: Server, memory: Tensor, tile: Cohort, moment: Moment
+    problem: Problem,
+    algorithm: Algorithm,
+    server: Server,
+    memories: Memories,
+    tile: Cohort,
+    moment: Moment,
+    exactly: bool,
 ) -> tuple[Tensor, int]:
     """One tile of clients: compute, bound, remember; the sum of the messages of those who send."""
-    ids = tile.computing
-    where = neighbours(ids) or torch.as_tensor(ids, device=memory.device)
-    rows = memory[where]  # a view when the ids are neighbours
-    correction = algorithm.correction(server, rows) if algorithm.correction else None
-    updates = algorithm.local.run(problem, server.x, ids, moment, correction)
-    broken = _not_finite(updates)
-    if len(broken):
-        updates[broken], kept = 0, rows[broken]
-    messages = algorithm.client_(server, rows, updates)
-    if len(broken):
-        messages[broken], rows[broken] = 0, kept
-    if not isinstance(where, slice):
-        memory[where] = rows
-    sends = torch.as_tensor(tile.sending, dtype=messages.dtype, device=messages.device)
-    return sends @ messages, len(broken)
+    ids, memory = tile.computing, memories.rows
+    with stage("memories"):
+        where = neighbours(ids) or torch.as_tensor(ids, device=memory.device)
+        rows = memory[where]  # a view when the ids are neighbours
+        correction = algorithm.correction(server, rows) if algorithm.correction else None
+    with stage("gradients"):
+        updates = algorithm.local.run(problem, server.x, ids, moment, correction)
+    with stage("memories"):
+        unbounded = algorithm.keeps_updates or math.isinf(algorithm.bound.radius)
+        broken = _not_finite(updates) if unbounded else ()  # a bound finds them by itself
+        if len(broken):
+            updates[broken], kept = 0, rows[broken]
+        messages = algorithm.client_(server, rows, updates)
+        if len(broken):
+            messages.rows[broken], rows[broken] = 0, kept
+        if not isinstance(where, slice):
+            memory[where] = rows
+        memories.let_go(int(ids[0]), int(ids[-1]))
+        sends = torch.as_tensor(tile.sending, dtype=rows.dtype, device=rows.device)
+        return messages.sum(sends, exactly), len(broken) or len(messages.broken)
 
 
 def _tiles(cohort: Cohort, size: int) -> list[Cohort]:
@@ -297,11 +348,20 @@ def require_bounded(algorithm: Algorithm) -> None:
         )
 
 
-def _summing_error(num_clients: int, tile: int, dtype: torch.dtype) -> float:
+def _regroups(algorithm: Algorithm, participation: Participation, problem: Problem) -> bool:
+    """Whether who is drawn decides which clients share a tile: then one client more moves the rounding of all strips,
+    and only sums in float64 keep that small."""
+    asleep = participation.idle == "sleep" or not algorithm.idle_clients_advance
+    return asleep and participation.rate(problem.num_clients) < 1
+
+
+def _summing_error(num_clients: int, tile: int, dtype: torch.dtype, exactly: bool) -> float:
     """By how much one client's message can move the computed sum beyond its own length, relative to the radius.
 
     Adding n numbers errs by at most n units in the last place of the sum of their magnitudes, with and without the
-    client: a tile's messages in the model's dtype, the tiles' sums in float64.
+    client: a strip of a tile's messages in the model's dtype, all strips' sums (or, `exactly`, everything) in float64.
     """
-    tiles = -(-num_clients // tile)
-    return float(min(tile, num_clients) ** 2 * torch.finfo(dtype).eps + tiles * num_clients * np.finfo(float).eps)
+    strips = -(-num_clients // tile) * -(-tile // STRIP)
+    together = min(STRIP, tile, num_clients)
+    within = num_clients**2 * np.finfo(float).eps if exactly else together**2 * torch.finfo(dtype).eps
+    return float(within + strips * num_clients * np.finfo(float).eps)

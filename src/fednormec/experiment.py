@@ -42,7 +42,7 @@ from fednormec.data import (
 )
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.sources import Takeable
-from fednormec.engine import Round, evaluation_interval, simulate
+from fednormec.engine import Round, evaluation_interval, pool_for, simulate
 from fednormec.errors import UserError
 from fednormec.local import gd, ig, sgd
 from fednormec.models import MODELS, reset
@@ -54,6 +54,7 @@ from fednormec.problems.neural import NeuralProblem
 from fednormec.problems.quadratic import Quadratic, random_quadratic
 from fednormec.randomness import generator
 from fednormec.theory.setting import GivenConstants
+from fednormec.workers import Pool
 
 Parts = list[np.ndarray]
 Table = Mapping[str, Callable[..., Any]]
@@ -114,15 +115,45 @@ def rules(config: Config) -> Rules:
     return Rules(algorithm, participation, privacy, run, resolved)
 
 
-def start(experiment: Experiment, before_release: Callable[[int, Plan], None]) -> Iterator[Round]:
-    """The rounds of an experiment; what does not fit together is said here, before the first."""
+def start(
+    experiment: Experiment, before_release: Callable[[int, Plan], None], folder: Path = Path()
+) -> Iterator[Round]:
+    """The rounds of an experiment; what does not fit together is said here, before the first. `folder`, where memories
+    lie that are to lie in a file, need not be there before the first round."""
     run = experiment.run
-    every = evaluation_interval(run.rounds) if run.evaluate_every is None else run.evaluate_every
     return simulate(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
-        seed=run.seed, evaluate_every=every, workers=run.workers, chunk_size=run.chunk_size,
-        before_release=before_release,
+        seed=run.seed, evaluate_every=evaluate_every(experiment), workers=run.workers, chunk_size=run.chunk_size,
+        memories_in=folder if run.memories == "file" else None, before_release=before_release,
     )  # fmt: skip
+
+
+def evaluate_every(experiment: Experiment) -> int:
+    """As asked, or as the engine's rule says."""
+    problem, algorithm, participation, _, run, _, _ = experiment
+    if run.evaluate_every is not None:
+        return run.evaluate_every
+    return evaluation_interval(problem, algorithm, participation, run.rounds)
+
+
+def pool_of(experiment: Experiment) -> Pool:
+    return pool_for(experiment.problem, experiment.run.workers, experiment.run.chunk_size)
+
+
+def choices(experiment: Experiment) -> dict[str, Any]:
+    """What a run chooses by rule where its config leaves it open; none of it changes more than rounding."""
+    problem, algorithm, run = experiment.problem, experiment.algorithm, experiment.run
+    pool = pool_of(experiment)
+    numbers = problem.num_clients * algorithm.memory_slots * problem.dim
+    return {
+        "gradients": problem.way if isinstance(problem, NeuralProblem) else "formula",
+        "tile": problem.tile,
+        "workers": pool.workers,
+        "chunk_size": pool.chunk_size,
+        "memories": run.memories,
+        "memories_bytes": numbers * (4 if run.dtype == "float32" else 8),
+        "evaluate_every": evaluate_every(experiment),
+    }
 
 
 def _choose(config: Config, resolved: Config, section: str, table: Table, given: int = 0) -> Call:
@@ -168,7 +199,7 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
         test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
         return Logistic([a for a, _ in pairs], [y for _, y in pairs], regularizer=regularizer, test=test)
 
-    def neural(vectorize: Literal["auto", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
+    def neural(vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
         data = _data(config, resolved, run.seed)
         build = _choose(config, resolved, "model", MODELS, given=2)
         with _sizes_from_the_config("model"):

@@ -25,12 +25,14 @@ class LocalUpdate(NamedTuple):
     """`run(problem, x, ids, moment, correction)` gives P_i for each id, rows (B, d).
 
     The steps inside add up to `step` (the paper's gamma): T steps are of size step/T each. `correction`, rows or None,
-    is added to every local gradient (control variates).
+    is added to every local gradient (control variates). `visits(n)` is of how many examples a client that has n takes
+    a gradient, one that it takes twice counting twice.
     """
 
     name: str
     step: float
     run: Callable[[Problem, Tensor, np.ndarray, Moment, Tensor | None], Tensor]
+    visits: Callable[[int], int] = lambda n: n
 
 
 class Batches(NamedTuple):
@@ -52,7 +54,7 @@ def gd(step: float, steps: int = 1) -> LocalUpdate:
             total.add_(_corrected(problem.grad(y, ids), correction))
         return total if steps == 1 else total.div_(steps)
 
-    return LocalUpdate(f"gd({step:g}, steps={steps})", step, run)
+    return LocalUpdate(f"gd({step:g}, steps={steps})", step, run, lambda n: steps * n)
 
 
 def ig(
@@ -76,7 +78,7 @@ def ig(
         return [batch for _ in range(epochs) for batch in _cut(rng.permutation(size), batch_size)]
 
     name = f"ig({step:g}, batch_size={batch_size}, order={order}, epochs={epochs})"
-    return LocalUpdate(name, step, _stochastic(step, visits))
+    return LocalUpdate(name, step, _stochastic(step, visits), lambda n: epochs * n)
 
 
 def sgd(step: float, steps: int = 1, batch_size: int = 32) -> LocalUpdate:
@@ -96,7 +98,8 @@ def sgd(step: float, steps: int = 1, batch_size: int = 32) -> LocalUpdate:
         orders = [rng.permutation(size)[: per_epoch * batch] for _ in range(epochs)]
         return [part for order in orders for part in _cut(order, batch)][:steps]
 
-    return LocalUpdate(f"sgd({step:g}, steps={steps}, batch_size={batch_size})", step, _stochastic(step, visits))
+    name = f"sgd({step:g}, steps={steps}, batch_size={batch_size})"
+    return LocalUpdate(name, step, _stochastic(step, visits), lambda n: steps * min(batch_size, n))
 
 
 def _stochastic(

@@ -49,7 +49,7 @@ def small_cnn(
     norm: str = "group",
     halving: Literal["pool", "stride"] = "pool",
 ) -> nn.Module:
-    """One stage per entry of `channels` (3x3 convolution, group norm or none, ReLU, 2x2 max pooling), then linear.
+    """One stage per entry of `channels` (3x3 convolution, group norm or none, 2x2 max pooling, ReLU), then linear.
 
     Every stage halves the image, so its sides must be at least 2 to the number of stages. halving="stride" has
     convolutions that take every second pixel instead of pooling: several times faster, a little less accurate.
@@ -61,7 +61,7 @@ def small_cnn(
     layers: list[nn.Module] = []
     for after in stages:
         pool, stride = ([nn.MaxPool2d(2)], 1) if halving == "pool" else ([], 2)
-        layers += [nn.Conv2d(depth, after, 3, stride, padding=1), norms(after), nn.ReLU(), *pool]
+        layers += [nn.Conv2d(depth, after, 3, stride, padding=1), norms(after), *pool, nn.ReLU()]
         height, width = ((side + stride - 1) // 2 for side in (height, width))  # pooling drops an odd last pixel
         depth = after
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, _check_classes(num_classes)))
@@ -77,7 +77,7 @@ def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") 
     """
     norms = _check_norm(norm, {"group": _group_norm, "batch": _batch_norm})
     depth, _, _ = _check_image("resnet20", input_shape, shortest=_SHORTEST_RESNET_SIDE)
-    layers = [_conv3x3(depth, 16), norms(16), nn.ReLU()]
+    layers = [_conv3x3(depth, 16), norms(16), nn.ReLU(inplace=True)]
     before = 16
     for channels in (16, 32, 64):
         for _ in range(3):
@@ -115,17 +115,20 @@ class _Block(nn.Module):
         self.residual = nn.Sequential(
             _conv3x3(before, channels, self.stride),
             norms(channels),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             _conv3x3(channels, channels),
             norms(channels),
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(_shortcut(x, self.channels, self.stride) + self.residual(x))
+        inner: Tensor = self.residual(x)
+        return inner.add_(_shortcut(x, self.channels, self.stride)).relu_()
 
 
 def _shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
     """Option A of He et al.: every `stride`-th pixel, and channels of zeros behind the ones there are."""
+    if stride == 1 and channels == x.shape[1]:
+        return x
     return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, channels - x.shape[1]))
 
 

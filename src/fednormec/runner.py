@@ -11,9 +11,10 @@ from fednormec.config import Config
 from fednormec.engine import Round, planned, record
 from fednormec.errors import Diverged, UserError
 from fednormec.events import logged, require_tensorboard
-from fednormec.experiment import Experiment, assemble, start
+from fednormec.experiment import Experiment, assemble, choices, pool_of, start
 from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
 from fednormec.privacy.statement import Statement, state, up
+from fednormec.profile import Profile, profiled, stage, table
 from fednormec.progress import counted, shown, sparkline
 from fednormec.randomness import generator
 from fednormec.runs import RunFolder, default_path
@@ -31,13 +32,29 @@ def perform(
     plan: bool = False,
     on_round: Callable[[int], None] = lambda number: None,
     tensorboard: bool = False,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Trains what the config describes and returns the summary that also lies in the folder.
 
     With `plan` the settings are those that the theory recommends. The folder is made after everything was checked, so
     that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model. `on_round`
-    hears the number of each round that is done. With `tensorboard` the figures also go into event files.
+    hears the number of each round that is done. With `tensorboard` the figures also go into event files, with `profile`
+    profile.json and the summary that is returned say where the time went.
     """
+    with profiled() if profile else nullcontext() as looking:
+        return _perform(config, name, out, quiet, plan, on_round, tensorboard, looking)
+
+
+def _perform(
+    config: Config,
+    name: str,
+    out: Path | None,
+    quiet: bool,
+    plan: bool,
+    on_round: Callable[[int], None],
+    tensorboard: bool,
+    profile: Profile | None,
+) -> dict[str, Any]:
     if tensorboard:
         require_tensorboard()
     advised = None
@@ -46,7 +63,8 @@ def perform(
 
         advised = answer(config)
         config = with_plan(config, advised)
-    experiment = assemble(config)
+    with stage("data"):
+        experiment = assemble(config)
     if plan:
         from fednormec.theory.question import require_covered
 
@@ -58,14 +76,15 @@ def perform(
         folder.pay(number, plan)
         paid.append(plan)
 
-    rounds = start(experiment, before_release=pay)
+    path = out or default_path(name)
+    rounds = start(experiment, pay, path)
     x, done, ended = experiment.problem.init(generator(experiment.run.seed, "init")), 0, None
     latest: dict[str, float] = {}
     looks_at_clients: set[str] = set()
     left_out = 0
     curve: list[float] = []
     records: list[dict[str, Any]] = []
-    with RunFolder(out or default_path(name), experiment.config) as folder:
+    with RunFolder(path, experiment.config) as folder:
         _mention(() if quiet else experiment.unused)
         try:
             with (
@@ -74,10 +93,13 @@ def perform(
             ):
                 for r in rounds:
                     x, done, left_out = r.x, r.number, left_out + r.left_out
-                    line = record(r, None if watch is None or r.metrics is None else watch(r))
-                    folder.add(line)
-                    if log is not None:
-                        log(line)
+                    with stage("evaluation"):
+                        measured = None if watch is None or r.metrics is None else watch(r)
+                    line = record(r, measured)
+                    with stage("disk"):
+                        folder.add(line)
+                        if log is not None:
+                            log(line)
                     show(r.number, r.metrics, None if r.plan is None else _spent(r))
                     on_round(r.number)
                     if r.metrics is not None:
@@ -92,7 +114,11 @@ def perform(
         if watch is not None and ended is None:
             summary["guarantee"] = _guarantee(experiment, advised, records, folder)
         summary |= {"not_private": [*sorted(looks_at_clients), "left_out"], "left_out": left_out}
-        folder.finish(experiment.problem.named(x), summary, statement)
+        with stage("disk"):
+            folder.finish(experiment.problem.named(x), summary, statement)
+        if profile is not None:
+            summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment)}
+            folder.note("profile", summary["profile"])
     return summary | {"curve": sparkline(curve), "statement": None if statement is None else statement.text}
 
 
@@ -214,6 +240,8 @@ def describe(summary: dict[str, Any]) -> str:
     lines += [f"privacy        {summary['statement'] or summary['privacy']}", f"run folder     {summary['out']}"]
     if "report" in summary:
         lines.append(f"report         {summary['report']}")
+    if "profile" in summary:
+        lines += ["", table(summary["profile"])]
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import Bound
+from fednormec.bounds import Bound, Messages
 from fednormec.errors import one_of, positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
@@ -21,8 +21,8 @@ def averaging(
     def init(x0: Tensor) -> Server:
         return Server(x0, x0.new_empty(0), 0)
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
-        return bound.apply_(updates.mul_(representable(scale, updates.dtype)))
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+        return bound.scale_(updates.mul_(representable(scale, updates.dtype)))
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
         return Server(plus(server.x, mean, -eta * weights.average), server.memory, server.round + 1)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fednormec.bounds import Bound
+from fednormec.bounds import Bound, Messages
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
 
@@ -22,12 +22,13 @@ class Algorithm(NamedTuple):
     """The two sides of a round. Client quantities are rows, one per client: a tile in process, one row on the wire.
 
     init(x0) -> Server
-    client_(server, rows, updates) -> messages: `rows` (B, memory_slots d) are the clients' memories, all zero before
+    client_(server, rows, updates) -> Messages: `rows` (B, memory_slots d) are the clients' memories, all zero before
         the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten; messages are
         (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
     server(server, mean, weights) -> Server: `mean` is the noisy sum of the senders' messages over M, the only thing
         that ever crosses from clients to server.
     correction(server, rows) -> (B, d): what is added to every local gradient, for methods with control variates.
+    keeps_updates: whether a memory takes in an update as it is, unbounded.
     idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same.
     prime: an algorithm that runs for one exact round before the first, to fill the memories with local updates.
         It is an exact, unbounded release: never with privacy.
@@ -37,10 +38,11 @@ class Algorithm(NamedTuple):
     local: LocalUpdate
     bound: Bound
     init: Callable[[Tensor], Server]
-    client_: Callable[[Server, Tensor, Tensor], Tensor]
+    client_: Callable[[Server, Tensor, Tensor], Messages]
     server: Callable[[Server, Tensor, Weights], Server]
     memory_slots: int
     message_slots: int = 1
+    keeps_updates: bool = False
     idle_clients_advance: bool = False
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
@@ -48,4 +50,4 @@ class Algorithm(NamedTuple):
     def client(self, server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
         """(messages, moved rows), all new."""
         moved = rows.clone()
-        return self.client_(server, moved, updates.clone()), moved
+        return self.client_(server, moved, updates.clone()).whole(), moved

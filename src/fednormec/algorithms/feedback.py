@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import Bound, identity
+from fednormec.bounds import Bound, Messages, identity
 from fednormec.errors import UserError, non_negative, one_of, positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
@@ -39,15 +39,18 @@ def feedback(
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
         v = rows[:, : updates.shape[1]]
         if m < 1 or math.isinf(bound.radius):
             most = torch.finfo(updates.dtype).max / 8  # what is kept unbounded must not overflow in a difference
             updates.clamp_(-most, most)
         if m < 1:
             updates.copy_(rows[:, updates.shape[1] :].lerp_(updates, m))
-        delta = bound.apply_(updates.sub_(v))  # Alg. 1, line 6
-        v.add_(delta, alpha=representable(beta, v.dtype))  # line 7
+        delta = bound.scale_(updates.sub_(v))  # Alg. 1, line 6
+        if delta.factors is None:
+            v.add_(delta.rows, alpha=representable(beta, v.dtype))  # line 7
+        else:
+            v.addcmul_(delta.rows, delta.factors[:, None], value=representable(beta, v.dtype))
         return delta
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
@@ -58,18 +61,18 @@ def feedback(
         return Server(x, v, server.round + 1)
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
-    slots = 1 if m == 1 else 2
     return Algorithm(
-        name, local, bound, init, client_, server, memory_slots=slots, idle_clients_advance=True, prime=prime
-    )
+        name, local, bound, init, client_, server, memory_slots=1 if m == 1 else 2, keeps_updates=m < 1,
+        idle_clients_advance=True, prime=prime,
+    )  # fmt: skip
 
 
 def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:
     """One exact round after which v_i = u_i = P_i(x^0) and the server's memory is their mean; x stays."""
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
         rows.copy_(torch.cat([updates, updates], dim=1) if momentum else updates)
-        return updates
+        return Messages(updates)
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
         return Server(server.x, mean, 0)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import Bound
+from fednormec.bounds import Bound, Messages
 from fednormec.errors import positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
@@ -27,10 +27,10 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
     def correction(server: Server, rows: Tensor) -> Tensor:
         return server.memory - rows
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Tensor:
-        message = bound.apply_(torch.cat([updates, updates - server.memory], dim=1))
-        rows.add_(message[:, updates.shape[1] :])
-        return message
+    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+        message = bound.scale_(torch.cat([updates, updates - server.memory], dim=1))
+        rows.add_(message.whole()[:, updates.shape[1] :])
+        return Messages(message.rows, broken=message.broken)
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
         displacement, change = mean.chunk(2)

@@ -66,14 +66,20 @@ class Problem(Protocol):
         ...
 
 
-def tile_size(num_clients: int, dim: int) -> int:
-    """How many clients one call of `grad` gets at the most: about 2^22 floats of rows, at most 64 clients, balanced.
+def tile_size(num_clients: int, dim: int, most: int = 128) -> int:
+    """How many clients one call of `grad` gets at the most: about 2^23 floats of rows, at most 128 clients, balanced.
 
-    Balanced, because a last tile much smaller than the others would leave a worker idle.
+    Balanced, because a last tile much smaller than the others would leave a worker idle, as would an odd number of
+    tiles where they are few; only what is over at once anyway is a single tile.
 
-    >>> tile_size(100, 10), tile_size(200, 50_890), tile_size(100, 2**18), tile_size(3, 2**30)
-    (50, 50, 15, 1)
+    >>> tile_size(250, 10), tile_size(200, 50_890), tile_size(20, 269_722, most=4), tile_size(3, 2**30)
+    (125, 100, 2, 1)
     """
-    most = min(64, max(1, 2**22 // dim))
-    tiles = -(-num_clients // most)
-    return -(-num_clients // tiles)
+    most = min(most, 128, max(1, 2**23 // dim), num_clients)
+    small = num_clients * dim <= 2**17
+    for size in range(most, 0, -1):
+        tiles = -(-num_clients // size)
+        balanced = -(-num_clients // tiles)
+        if tiles % 2 == 0 or tiles > 7 or (small and tiles == 1):
+            return balanced
+    return 1

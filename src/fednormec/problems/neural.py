@@ -12,10 +12,14 @@ from torch.func import functional_call, grad, vmap
 
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems.base import Metrics, tile_size
+from fednormec.problems.layers import Layered, for_convolutions
+from fednormec.profile import stage
 from fednormec.vectors import Layout, flatten, layout_of, neighbours
 
 Loss = Callable[[Any, Tensor], Tensor]
-ONE_BY_ONE = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm)  # slower under vmap
+ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
+EXAMPLES_TOGETHER = 128  # but as many as these: smaller tiles cost more in calls than they save in memory
+MOST_PADDING = 0.25  # of a tile, with convolutions: beyond it, one client after another is faster
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -32,8 +36,12 @@ class NeuralProblem:
     test: a public (inputs, targets) pair to evaluate on, or None.
     loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and padded
         mini-batches, are computed one by one).
-    vectorize: "vmap" computes a tile of clients in one call, "loop" one client after another; "auto" is "loop" for
-        modules with convolutions or batch normalisation and "vmap" for all others.
+    vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
+        belong to linear, 2-d convolution or group normalisation layers), "vmap" in one vectorised call, "loop" one
+        client after another. "auto" is the first of these that fits: layers, if the module can be taken apart and,
+        with convolutions, several clients fit into a tile; loop, with convolutions or batch normalisation; else vmap.
+    tile: how many clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples, or
+        as many as let the layers put out 2^24 numbers if that is more.
     """
 
     def __init__(
@@ -43,12 +51,12 @@ class NeuralProblem:
         test: Iterable[Any] | None = None,
         loss: Loss = cross_entropy,
         *,
-        vectorize: Literal["auto", "vmap", "loop"] = "auto",
+        vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         tile: int | None = None,
     ) -> None:
-        one_of("vectorize", vectorize, ("auto", "vmap", "loop"))
+        one_of("vectorize", vectorize, ("auto", "layers", "vmap", "loop"))
         if dtype not in (torch.float32, torch.float64):
             raise UserError(
                 f"a problem computes in float32 or float64, not in {dtype}: shorter numbers break the bound."
@@ -66,13 +74,17 @@ class NeuralProblem:
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
         self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
         self._test = None if test is None else self._pair(test, "the test set")
-        looped = any(isinstance(layer, ONE_BY_ONE) for layer in module.modules())
         mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+        self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
         self._needs_whole_batches = not self._try_one() or mixes  # padding would enter the mean, or the statistics
-        self._vmapped = vectorize == "vmap" or (vectorize == "auto" and not looped)
-        most = tile_size(len(pairs), self.dim) if self._vmapped else 1
-        self._tile = at_least_one("tile", most if tile is None else tile)
         self._own = threading.local()  # each thread binds parameters to a module of its own
+        self._together = self._examples_together() if self._convolves else 1024
+        most = max(1, self._together * len(pairs) // int(self._sizes.sum())) if self._convolves else 128
+        together = tile_size(len(pairs), self.dim, most)
+        self._way = self._chosen(
+            vectorize, worthwhile=together > 1 or not self._convolves, looped=self._convolves or mixes
+        )
+        self._tile = at_least_one("tile", tile if tile is not None else 1 if self._way == "loop" else together)
 
     @property
     def dim(self) -> int:
@@ -91,9 +103,9 @@ class NeuralProblem:
         return self._sizes
 
     @property
-    def vectorized(self) -> bool:
-        """Whether a tile of clients is computed in one call."""
-        return self._vmapped
+    def way(self) -> str:
+        """How gradients are computed: "layers", "vmap" or "loop"."""
+        return self._way
 
     def init(self, rng: np.random.Generator) -> Tensor:
         """The module's own weights; build it with the seed you want."""
@@ -115,9 +127,14 @@ class NeuralProblem:
             mask = examples >= 0
             index = self._starts[ids][:, None] + _own_padding(examples, mask)
         padded = mask is not None and not mask.all()
-        if self._vmapped and not (padded and self._needs_whole_batches):
-            return self._grad_at_once(x, ids, index, mask if padded else None)
-        return self._grad_one_by_one(x, ids, index, mask)
+        waste = 0.0 if mask is None else 1 - mask.mean()
+        wasteful = padded and (self._needs_whole_batches or (self._convolves and waste > MOST_PADDING))
+        if self._way == "loop" or wasteful:
+            return self._grad_one_by_one(x, ids, index, mask)
+        with stage("data"):
+            inputs, targets = self._batch(ids, index)
+        weights = None if mask is None or not padded else self._tensor(mask / mask.sum(axis=1, keepdims=True))
+        return (self._grad_in_layers if self._way == "layers" else self._grad_at_once)(x, inputs, targets, weights)
 
     def evaluate(self, x: Tensor) -> Metrics:
         """train_loss is the mean over clients, each weighing the same; the rest is on the public test set."""
@@ -130,9 +147,13 @@ class NeuralProblem:
 
     # gradients
 
-    def _grad_at_once(self, x: Tensor, ids: np.ndarray, index: np.ndarray | None, mask: np.ndarray | None) -> Tensor:
-        inputs, targets = self._batch(ids, index)
-        weights = None if mask is None else self._tensor(mask / mask.sum(axis=1, keepdims=True))
+    def _grad_in_layers(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        if not hasattr(self._own, "layered"):
+            self._own.layered = Layered(self._module, self._layout, self._loss)
+        rows: Tensor = self._own.layered.grad(x, inputs, targets, weights)
+        return rows
+
+    def _grad_at_once(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         module, loss = self._thread_module(), self._loss
 
         def objective(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
@@ -150,12 +171,15 @@ class NeuralProblem:
                 where: slice | Tensor = slice(self._starts[i], self._starts[i] + self._sizes[i])
             else:
                 where = torch.as_tensor(index[r] if mask is None else index[r][mask[r]], device=self._device)
-            module = self._bound(x if x.ndim == 1 else x[r])
-            loss = self._loss(module(_for_convolutions(self._x[where])), self._y[where]).mean()
-            parameters = [p for p in module.parameters() if p.requires_grad]
-            pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            torch.cat([g.flatten() for g in pieces], out=rows[r])
+            self._grad_of(x if x.ndim == 1 else x[r], self._x[where], self._y[where], out=rows[r])
         return rows
+
+    def _grad_of(self, x: Tensor, inputs: Tensor, targets: Tensor, out: Tensor | None = None) -> Tensor:
+        module = self._bound(x)
+        loss = self._loss(module(for_convolutions(inputs)), targets).mean()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        return torch.cat([g.flatten() for g in pieces], out=out)
 
     def _batch(self, ids: np.ndarray, index: np.ndarray | None) -> tuple[Tensor, Tensor]:
         if index is not None:
@@ -189,27 +213,44 @@ class NeuralProblem:
     # evaluation
 
     def _client_losses(self, module: nn.Module) -> Tensor:
-        if self._needs_whole_batches or not self._vmapped:
+        if self._needs_whole_batches:
             ends = self._starts + self._sizes
             parts = [slice(a, b) for a, b in zip(self._starts, ends, strict=True)]
-            losses = [self._loss(module(_for_convolutions(self._x[p])), self._y[p]).mean() for p in parts]
+            losses = [self._loss(module(for_convolutions(self._x[p])), self._y[p]).mean() for p in parts]
             return torch.stack(losses)
-        pieces = [self._loss(module(x), y) for x, y in _pieces(self._x, self._y)]
+        pieces = [self._loss(module(for_convolutions(x)), y) for x, y in self._pieces(self._x, self._y)]
         owner = torch.as_tensor(np.repeat(np.arange(self.num_clients), self._sizes), device=self._device)
         sums = torch.zeros(self.num_clients, dtype=self._dtype, device=self._device)
         return sums.index_add_(0, owner, torch.cat(pieces)) / self._tensor(self._sizes)
 
     def _test_metrics(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
         loss = correct = 0.0
-        for x, y in _pieces(inputs, targets):
-            outputs = module(_for_convolutions(x))
+        for x, y in self._pieces(inputs, targets):
+            outputs = module(for_convolutions(x))
             loss += float(self._loss(outputs, y).mean()) * len(y)
             if _classifies(outputs, y):
                 correct += float((outputs.argmax(dim=1) == y).sum())
         metrics = {"test_loss": loss / len(targets)}
         return metrics | {"test_accuracy": correct / len(targets)} if _classifies(outputs, y) else metrics
 
+    def _pieces(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(torch.split(x, self._together), torch.split(y, self._together), strict=True))
+
     # construction
+
+    def _chosen(self, vectorize: str, worthwhile: bool, looped: bool) -> str:
+        if vectorize in ("auto", "layers"):
+            separable = self._separable()
+            if vectorize == "layers" and not separable:
+                raise UserError(
+                    "this model cannot be computed layer by layer: a parameter belongs to a layer of another kind than "
+                    "linear, 2-d convolution or group normalisation, a layer is used twice or its output written over, "
+                    "or examples mix, in the model or in the loss; take vectorize = 'auto'."
+                )
+            if vectorize == "layers" or (separable and worthwhile):
+                return "layers"
+            return "loop" if looped else "vmap"
+        return vectorize
 
     def _pair(self, pair: Iterable[Any], whose: str, copy: bool = True) -> tuple[Tensor, Tensor]:
         x, y = (self._tensor(values, copy) for values in pair)
@@ -225,6 +266,43 @@ class NeuralProblem:
         tensor = torch.as_tensor(values)
         dtype = self._dtype if tensor.is_floating_point() else torch.int64
         return tensor.to(device=self._device, dtype=dtype, copy=copy)
+
+    def _separable(self) -> bool:
+        """Whether the module can be taken apart into layers: the gradients of two clients at once are those of each."""
+        if self._needs_whole_batches:
+            return False
+        if not self._x.is_floating_point():
+            return False
+        layered = Layered(self._module, self._layout, self._loss)
+        if not layered.complete:
+            return False
+        waves = torch.sin(torch.arange(4 * self._x[0].numel(), dtype=self._dtype, device=self._device))
+        inputs = waves.view(2, 2, *self._x.shape[1:]).clone()
+        inputs[1] = 3 * inputs[1] + 1  # unlike the other client's, so that statistics of both are those of neither
+        other = (self._y.flatten(1) != self._y[0].flatten()).any(1) if self._y.ndim > 1 else self._y != self._y[0]
+        last = int(other.to(torch.uint8).argmax())
+        targets = self._y[torch.tensor([[0, 0], [last, last]], device=self._device)]
+        x = self.init(np.random.default_rng(0))
+        rows = torch.stack([x, 0.9 * x])
+        for at in (x, rows):
+            own = [self._grad_of(at if at.ndim == 1 else at[i], inputs[i], targets[i]) for i in range(2)]
+            if not layered.agrees(at, inputs, targets, torch.stack(own)):
+                return False
+        return True
+
+    def _examples_together(self) -> int:
+        outputs: list[int] = []
+
+        def count(layer: nn.Module, given: Any, out: Any) -> None:
+            outputs.append(out.numel() if isinstance(out, Tensor) else 0)
+
+        leaves = [layer for layer in self._module.modules() if not next(layer.children(), None)]
+        hooks = [layer.register_forward_hook(count) for layer in leaves]
+        with torch.no_grad():
+            self._module(self._x[:1].expand(2, *self._x.shape[1:]))
+        for hook in hooks:
+            hook.remove()
+        return max(EXAMPLES_TOGETHER, 2 * ACTIVATIONS_TOGETHER // max(1, sum(outputs)))
 
     def _try_one(self) -> bool:
         """Runs two examples through module and loss, so that what does not fit is said now; is the loss per example?"""
@@ -274,15 +352,6 @@ def _own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Padding points at an example the row uses anyway: whatever another client's data hold must not touch it."""
     first = examples[np.arange(len(examples)), mask.argmax(axis=1)]
     return np.where(mask, examples, first[:, None])
-
-
-def _pieces(x: Tensor, y: Tensor, size: int = 1024) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
-
-
-def _for_convolutions(x: Tensor) -> Tensor:
-    """Images with channels last in memory: convolutions on a CPU are faster so."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 def _classifies(outputs: Tensor, targets: Tensor) -> bool:

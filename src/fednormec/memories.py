@@ -1,0 +1,47 @@
+"""The clients' memories: one block of rows (M, slots d), in the machine's memory or in a file."""
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fednormec.errors import UserError
+
+PAGE = mmap.PAGESIZE
+
+
+class Memories:
+    """All zero at first. `rows` is the block itself; what lies in a file is read and written page by page as needed.
+
+    A file is for blocks that are larger than the machine's memory: `let_go` after each tile keeps only what is being
+    computed in this process' memory, while the system's cache holds as much of the rest as there is room for.
+    """
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device, folder: Path | None) -> None:
+        self.rows: Tensor
+        self._map: mmap.mmap | None = None
+        if folder is None or not width:
+            self.rows = torch.zeros(rows, width, dtype=dtype, device=device)
+            return
+        self._row_bytes = width * dtype.itemsize
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:  # gone with the process, however that ends
+                size = rows * self._row_bytes
+                file.truncate(size)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)  # a disk too full is said now, not by a crash later
+                self._map = mmap.mmap(file.fileno(), 0)
+        except OSError as error:
+            raise UserError(f"no file for the memories can be made in {folder}: {error.strerror or error}.") from error
+        self.rows = torch.frombuffer(self._map, dtype=dtype).view(rows, width)
+
+    def let_go(self, first: int, last: int) -> None:
+        """Rows first to last are done with for now: their pages need no longer be in this process' memory."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            start = -(-first * self._row_bytes // PAGE) * PAGE
+            length = (last + 1) * self._row_bytes // PAGE * PAGE - start
+            if length > 0:
+                self._map.madvise(mmap.MADV_DONTNEED, start, length)

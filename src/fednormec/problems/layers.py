@@ -1,0 +1,287 @@
+"""Gradients of many clients from one pass over all their examples.
+
+Forward and backward run once for the examples of a whole tile together; a layer remembers what went in, is told what
+came back, and multiplies the two client by client, straight into the rows of the result: nothing is computed in one
+place and copied to another.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednormec.errors import UserError
+from fednormec.vectors import Layout
+
+
+def for_convolutions(x: Tensor) -> Tensor:
+    """Images with channels last in memory: convolutions on a CPU are faster so."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+class _Layer:
+    """A layer whose parameters are views of x: one for all clients, or one for each.
+
+    `at` is the tensor whose gradient `write` needs; most want that of their outputs.
+    """
+
+    at: Tensor
+
+    def __init__(self, layer: Any, weight: str, bias: str | None) -> None:
+        self._kind, self._weight, self._bias = layer, weight, bias
+
+    def bind(self, parameters: dict[str, Tensor], shared: bool, clients: int) -> None:
+        self.w = parameters[self._weight]
+        self.b = None if self._bias is None else parameters[self._bias]
+        self.shared, self.clients, self.calls = shared, clients, 0
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.calls += 1
+        z = self._forward(a)
+        self.version = self.at._version
+        return z
+
+    def is_as_it_was(self, examples: int) -> bool:
+        """Whether it was used once, by all examples, and what it needs was not written over since."""
+        return self.calls == 1 and len(self.at) == examples and self.at._version == self.version
+
+    def write(self, delta: Tensor, gradients: dict[str, Tensor]) -> None:
+        """The gradient of each client, given that of `at`."""
+        self._write(delta, gradients[self._weight], None if self._bias is None else gradients[self._bias])
+
+    def _forward(self, a: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        raise NotImplementedError
+
+
+class _Product(_Layer):
+    """A layer linear in its weights: their gradient is a product of what went in and what comes back."""
+
+    def _forward(self, a: Tensor) -> Tensor:
+        z = self._times(a)
+        self.a, self.at = a.detach(), z if z.requires_grad else z.requires_grad_()
+        self.a_version = a._version
+        return z
+
+    def is_as_it_was(self, examples: int) -> bool:
+        return super().is_as_it_was(examples) and self.a._version == self.a_version
+
+    def _times(self, a: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _Linear(_Product):
+    def _times(self, a: Tensor) -> Tensor:
+        w = self.w.flatten(1 if self.shared else 2)
+        if self.shared:
+            return F.linear(a, w, self.b)
+        rows = self._of_clients(a)
+        z = torch.bmm(rows, w.mT) if self.b is None else torch.baddbmm(self.b[:, None], rows, w.mT)
+        return z.view(*a.shape[:-1], -1)
+
+    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        delta = self._of_clients(delta)
+        torch.bmm(delta.mT, self._of_clients(self.a), out=weight)
+        if bias is not None:
+            torch.sum(delta, dim=1, out=bias)
+
+    def _of_clients(self, a: Tensor) -> Tensor:
+        return a.reshape(self.clients, -1, a.shape[-1])
+
+
+class _GreyConv2d(_Linear):
+    """A convolution of one channel, as a product with the image's patches: faster than torch's own."""
+
+    def _forward(self, a: Tensor) -> Tensor:
+        z = super()._forward(self._patches(a))  # (n, height, width, channels)
+        return z.permute(0, 3, 1, 2)
+
+    def _patches(self, a: Tensor) -> Tensor:
+        (h, w), (down, right), (top, left) = self._kind.kernel_size, self._kind.stride, self._kind.padding
+        padded = F.pad(a[:, 0], (left, left, top, top))
+        high, wide = (padded.shape[1] - h) // down + 1, (padded.shape[2] - w) // right + 1
+        patches = a.new_empty(len(a), high, wide, h * w)
+        for i in range(h):
+            for j in range(w):
+                seen = padded[:, i : i + down * (high - 1) + 1 : down, j : j + right * (wide - 1) + 1 : right]
+                patches[..., i * w + j] = seen
+        return patches
+
+    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        delta = self._of_clients(delta)
+        weight.view(*weight.shape[:2], -1).copy_(torch.bmm(self._of_clients(self.a).mT, delta).mT)  # so, it is faster
+        if bias is not None:
+            torch.sum(delta, dim=1, out=bias)
+
+
+class _Conv2d(_Product):
+    def _times(self, a: Tensor) -> Tensor:
+        k = self._kind
+        how = (k.stride, k.padding, k.dilation, k.groups)
+        if self.shared:
+            return F.conv2d(a, self.w, self.b, *how)
+        biases = [None] * self.clients if self.b is None else self.b
+        parts = zip(a.chunk(self.clients), self.w, biases, strict=True)
+        done = [F.conv2d(own, w, b, *how) for own, w, b in parts]
+        return done[0] if len(done) == 1 else torch.cat(done)
+
+    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        k = self._kind
+        each = zip(delta.chunk(self.clients), self.a.chunk(self.clients), strict=True)
+        for i, (d, a) in enumerate(each):
+            w = self.w if self.shared else self.w[i]
+            _, dw, db = torch.ops.aten.convolution_backward(
+                d, a, w, None if bias is None else [len(w)], k.stride, k.padding, k.dilation, False, [0, 0], k.groups,
+                [False, True, bias is not None],
+            )  # fmt: skip
+            weight[i] = dw
+            if bias is not None:
+                bias[i] = db
+
+
+class _GroupNorm(_Layer):
+    weight_sums: Tensor  # of each example, from the backward pass
+    bias_sums: Tensor
+
+    def _forward(self, a: Tensor) -> Tensor:
+        self.at = a if a.requires_grad else a.detach().requires_grad_()
+        z: Tensor = _normalize.apply(self.at, self)  # type: ignore[no-untyped-call]
+        return z
+
+    def of_examples(self, parameter: Tensor, examples: int) -> Tensor:
+        """A parameter (C,) as it is, or those of the clients (B, C) as (examples, 1, C)."""
+        return parameter if self.shared else parameter.repeat_interleave(examples // self.clients, 0)[:, None]
+
+    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        assert bias is not None
+        for sums, gradient in ((self.weight_sums, weight), (self.bias_sums, bias)):
+            torch.sum(sums.view(self.clients, -1, sums.shape[-1]), dim=1, out=gradient)
+
+
+class _normalize(torch.autograd.Function):
+    """Group normalisation with channels last in memory, by the formulas of torch's own, which is slower there.
+
+    Per example and group, r = 1/sqrt(mean(a^2) - mean(a)^2 + eps), z = w r (a - mean(a)) + b.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, layer: _GroupNorm) -> Tensor:
+        groups, flat = layer._kind.num_groups, _positions(a)
+        assert layer.b is not None
+        weight, bias = layer.of_examples(layer.w, len(a)), layer.of_examples(layer.b, len(a))
+        mean = _group_mean(flat.sum(1), flat, groups)
+        r = _group_mean(flat.square().sum(1), flat, groups).addcmul_(mean, mean, value=-1).clamp_(min=0)
+        scale = r.add_(layer._kind.eps).rsqrt_() * weight
+        ctx.save_for_backward(a, mean, r, scale)
+        ctx.layer = layer
+        z = torch.empty_like(a)  # not a view: what follows may write into it
+        torch.addcmul(torch.addcmul(bias, mean, scale, value=-1), flat, scale, out=_positions(z))
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
+        a, mean, r, scale = ctx.saved_tensors
+        layer, groups, flat, back = ctx.layer, ctx.layer._kind.num_groups, _positions(a), _positions(delta)
+        alone = back.sum(1)
+        both = (back * flat).sum(1).addcmul_(alone, mean[:, 0], value=-1)  # of delta (a - mean)
+        layer.weight_sums, layer.bias_sums = both * r[:, 0], alone
+        slope = _group_mean(both.mul_(scale[:, 0]), flat, groups).mul_(r).mul_(r)
+        level = _group_mean(alone * scale[:, 0], flat, groups)
+        result = torch.empty_like(a)
+        torch.addcmul(torch.addcmul(level.neg_(), mean, slope), back, scale, out=_positions(result))
+        _positions(result).addcmul_(flat, slope, value=-1)
+        return result, None
+
+
+def _positions(a: Tensor) -> Tensor:
+    """(n, C, ...) as a view (n, positions, C), or as a copy where it is laid out in another way."""
+    return a.reshape(a.shape[0], a.shape[1], -1).mT
+
+
+def _group_mean(sums: Tensor, flat: Tensor, groups: int) -> Tensor:
+    """Means over positions and a group's channels, from sums over positions (n, C), as (n, 1, C)."""
+    n, channels = sums.shape
+    means = sums.view(n, groups, -1).sum(2, keepdim=True) / (flat.shape[1] * channels // groups)
+    return means.expand(n, groups, channels // groups).reshape(n, 1, channels)
+
+
+def _kind_of(module: nn.Module) -> type[_Layer] | None:
+    """None for what is computed as it is: layers without parameters, and those we do not know."""
+    if type(module) is nn.Conv2d:
+        if isinstance(module.padding, str) or module.padding_mode != "zeros":
+            return None
+        return _GreyConv2d if module.in_channels == 1 and module.dilation == (1, 1) else _Conv2d
+    return {nn.Linear: _Linear, nn.GroupNorm: _GroupNorm}.get(type(module))
+
+
+class _Called(nn.Module):
+    """Stands in the module's place of a layer."""
+
+    def __init__(self, layer: _Layer) -> None:
+        super().__init__()
+        self.forward = layer.forward
+
+
+class Layered:
+    """A module taken apart into layers that give a gradient for each client."""
+
+    def __init__(self, module: nn.Module, layout: Layout, loss: Callable[[Any, Tensor], Tensor]) -> None:
+        self.layers, self._layout, self._loss = list[_Layer](), layout, loss
+        self._held = 0
+        self.module = self._replaced(copy.deepcopy(module), "")
+
+    def _replaced(self, module: nn.Module, prefix: str) -> nn.Module:
+        weight, bias = prefix + "weight", prefix + "bias"
+        kind = _kind_of(module)
+        held = getattr(module, "bias", None) is None or bias in self._layout.names  # or else it is frozen
+        if kind is not None and weight in self._layout.names and held:
+            layer = kind(module, weight, bias if bias in self._layout.names else None)
+            self.layers.append(layer)
+            self._held += 1 if layer._bias is None else 2
+            return _Called(layer)
+        for name, child in module.named_children():
+            setattr(module, name, self._replaced(child, f"{prefix}{name}."))
+        return module
+
+    @property
+    def complete(self) -> bool:
+        """Whether the layers hold every trainable parameter."""
+        return self._held == len(self._layout.names)
+
+    def agrees(self, x: Tensor, inputs: Tensor, targets: Tensor, expected: Tensor) -> bool:
+        """Whether the gradients are as expected, those of every client and parameter: not where examples mix."""
+        try:
+            found = self.grad(x, inputs, targets, None)
+        except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError, UserError):
+            return False
+        whole = expected.norm(dim=1)
+        if not (whole > 0).all():
+            return False
+        wanted, given = self._layout.views(expected), self._layout.views(found)
+        errors = [(given[name] - wanted[name]).flatten(1).norm(dim=1) for name in wanted]
+        sizes = [wanted[name].flatten(1).norm(dim=1) for name in wanted]
+        return all(bool((error <= 1e-3 * size + 1e-5 * whole).all()) for error, size in zip(errors, sizes, strict=True))
+
+    def grad(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """Rows (B, d) of gradients at x, one vector or rows, on (B, n) examples with weights that add up to one."""
+        clients, n = inputs.shape[:2]
+        rows = torch.empty(clients, self._layout.dim, dtype=x.dtype, device=x.device)
+        parameters, gradients = self._layout.views(x), self._layout.views(rows)
+        for layer in self.layers:
+            layer.bind(parameters, x.ndim == 1, clients)
+        losses = self._loss(self.module(for_convolutions(inputs.flatten(0, 1))), targets.flatten(0, 1))
+        if not all(layer.is_as_it_was(clients * n) for layer in self.layers):
+            raise UserError(
+                "this model cannot be computed layer by layer: it uses a layer twice, not for every example, or writes "
+                "over what one put out; take vectorize = 'vmap'."
+            )
+        back = torch.full_like(losses, 1 / n) if weights is None else weights.flatten()
+        deltas = torch.autograd.grad(losses, [layer.at for layer in self.layers], back)
+        for layer, delta in zip(self.layers, deltas, strict=True):
+            layer.write(delta, gradients)
+        return rows
