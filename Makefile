@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-PEERS := .venv-peers
+# what we measure against, each in an environment of its own
+PFL := .venv-pfl
+FLOWER := .venv-flower
 
-.PHONY: run test check setup bench verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test check setup bench bench-growth verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -26,9 +28,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# one round of ours, of the bare gradients and of pfl, interleaved; leave the machine alone meanwhile
-bench: $(READY) $(PEERS)/.ready
-	$(BIN)/python benchmarks/rounds.py --peers $(PEERS)/bin/python
+# one round of ours, of plain PyTorch, of pfl and of Flower, in turns: half an hour; leave the machine alone meanwhile
+bench: $(READY) $(PFL)/.ready $(FLOWER)/.ready
+	$(BIN)/python benchmarks/rounds.py --pfl $(PFL)/bin/python --flower $(FLOWER)/bin/python
+
+# time and memory with more clients and parameters: minutes, 8 GB of memory
+bench-growth: $(READY)
+	$(BIN)/python benchmarks/growth.py
 
 # every guarantee against hundreds of random problems: minutes
 verify-theory: $(READY)
@@ -50,10 +56,15 @@ reproduce: data
 private-at-scale: data
 	$(BIN)/python experiments/private-at-scale/private_at_scale.py
 
-$(PEERS)/.ready: benchmarks/peers.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
+$(PFL)/.ready: benchmarks/peers-pfl.txt
+	$(PYTHON) -m venv $(PFL)
+	$(PFL)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers-pfl.txt
+	touch $@
+
+$(FLOWER)/.ready: benchmarks/peers-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers-flower.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PFL) $(FLOWER) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

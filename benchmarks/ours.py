@@ -1,15 +1,17 @@
-"""One round of Fed-α-NormEC (gradients, memories, noise, server step), and the bare gradients it cannot do without.
+"""One round of Fed-α-NormEC, and what it cannot do without, for the benchmark's driver.
 
-Contestants: `fednormec`, the whole round; `bare_tiled`, nothing but the clients' gradients in plain PyTorch, over the
-same tiles on as many threads; `bare_once` (for the MLP), one vmapped call for all clients on torch's own threads.
+Contestants:
+    fednormec   the whole round: gradients, memories, noise, server step
+    gradients   our clients' updates alone, over the same tiles on as many threads
+    bare_loop   the same updates in plain PyTorch, one client after another, as one would write it
+    bare_vmap   (one local step) the same in one vmapped call
+    matmul      products of 2048 x 2048 matrices, 68.7 billion operations: what the machine can do
 Protocol: prints {"ready": true, ...}, then for each line N on stdin runs N rounds and prints {"seconds": [...]}.
 """
 
 import argparse
-import copy
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,61 +22,114 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import fednormec as fn
-from fednormec.workers import Pool
+from fednormec.engine import pool_for
+from fednormec.local import LocalUpdate, Moment
 
-CLIENTS = {"mlp": 200, "resnet20": 20, "small_cnn": 50}
+CLIENTS = {"mlp": 200, "resnet20": 20, "resnet20_batch": 20, "small_cnn": 50, "strided_cnn": 50}
+IMAGE = (3, 32, 32)
+SHAPES = {"mlp": (784,), "resnet20": IMAGE, "resnet20_batch": IMAGE, "small_cnn": (1, 28, 28), "strided_cnn": IMAGE}
+EXAMPLES, STEP = 32, 0.1
+STEPS = {"gd": 1, "gd5": 5, "ig8": 8}  # gradients of a client in a round; ig8 goes over 8 parts of 4 examples
 LIFE = ExitStack()  # threads that last as long as this process
-SHAPES = {"mlp": (784,), "resnet20": (3, 32, 32), "small_cnn": (1, 28, 28)}
 
 
 def workload(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     rng = np.random.default_rng(0)
-    inputs = torch.from_numpy(rng.standard_normal((CLIENTS[name], 32, *SHAPES[name]), dtype=np.float32))
-    targets = torch.from_numpy(rng.integers(0, 10, (CLIENTS[name], 32)))
-    return fn.models.MODELS[name](SHAPES[name], 10), inputs, targets
+    inputs = torch.from_numpy(rng.standard_normal((CLIENTS[name], EXAMPLES, *SHAPES[name]), dtype=np.float32))
+    targets = torch.from_numpy(rng.integers(0, 10, (CLIENTS[name], EXAMPLES)))
+    torch.manual_seed(0)
+    return network(name), inputs, targets
 
 
-def whole_round(module: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], object]:
+def network(name: str) -> nn.Module:
+    if name == "strided_cnn":  # the one of experiments/private-at-scale and docs/reproduction.md
+        return fn.models.small_cnn(SHAPES[name], 10, channels=(8, 16), halving="stride")
+    if name == "resnet20_batch":  # the paper's: batch normalisation, so that clients cannot be computed together
+        return fn.models.resnet20(SHAPES[name], 10, norm="batch")
+    return fn.models.MODELS[name](SHAPES[name], 10)
+
+
+def local_update(name: str) -> LocalUpdate:
+    return fn.ig(STEP, batch_size=EXAMPLES // 8) if name == "ig8" else fn.gd(STEP, STEPS[name])
+
+
+def whole_round(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
-    algorithm = fn.fed_normec(fn.gd(0.1), beta=0.01, server_step=0.1, server_normalization=False)
+    algorithm = fn.fed_normec(local_update(local), beta=0.01, server_step=0.1, server_normalization=False)
     rounds = fn.simulate(problem, algorithm, privacy=fn.Privacy(noise_std=1.0), rounds=10**9, seed=0)
     return lambda: next(rounds)
 
 
-def bare_once(module: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], object]:
-    parameters = {name: p.detach() for name, p in module.named_parameters()}
-    gradients = vmap(grad(lambda p, x, y: loss_of(module, p, x, y)), in_dims=(None, 0, 0))
-    return lambda: gradients(parameters, inputs, targets)
-
-
-def bare_tiled(module: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], object]:
+def gradients(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
-    pool, own = Pool(torch.get_num_threads(), problem.tile), threading.local()
+    x, run = problem.init(np.random.default_rng(0)), local_update(local).run
+    pool = pool_for(problem, None, None)
     submit = LIFE.enter_context(pool.threads())
 
-    def one_tile(tiles: list[slice]) -> None:
-        if not hasattr(own, "module"):
-            own.module = copy.deepcopy(module)
-        for tile in tiles:
-            (at_once if problem.vectorized else one_by_one)(own.module, inputs[tile], targets[tile])
+    def work(tiles: list[np.ndarray]) -> None:
+        for ids in tiles:
+            run(problem, x, ids, Moment(0, 1), None)
 
-    tiles = [slice(start, start + problem.tile) for start in range(0, len(inputs), problem.tile)]
-    return lambda: list(pool.in_order(submit, one_tile, tiles, problem.tile))
+    everyone = np.arange(problem.num_clients)
+    tiles = [everyone[start : start + problem.tile] for start in range(0, len(everyone), problem.tile)]
+    return lambda: list(pool.in_order(submit, work, tiles, problem.tile))
 
 
-def at_once(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+def bare_loop(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
+    parameters, steps = list(module.parameters()), STEPS[local]
+    start, batch = [p.detach().clone() for p in parameters], EXAMPLES // 8 if local == "ig8" else EXAMPLES
+
+    def one(x: Tensor, y: Tensor) -> None:
+        for p, value in zip(parameters, start, strict=True):
+            p.data.copy_(value)
+        for step in range(steps):
+            part = slice(step * batch % EXAMPLES, step * batch % EXAMPLES + batch)
+            loss = nn.functional.cross_entropy(module(x[part]), y[part])
+            for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                p.data.sub_(g, alpha=STEP / steps)
+
+    def run() -> None:
+        for x, y in zip(inputs, targets, strict=True):
+            one(x, y)
+
+    return run
+
+
+def bare_vmap(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
     parameters = {name: p.detach() for name, p in module.named_parameters()}
-    vmap(grad(lambda p, x, y: loss_of(module, p, x, y)), in_dims=(None, 0, 0))(parameters, inputs, targets)
+
+    def loss(p: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(module, p, (x,)), y)
+
+    return lambda: vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, targets)
 
 
-def one_by_one(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    for x, y in zip(inputs, targets, strict=True):
-        loss = nn.functional.cross_entropy(module(x.contiguous(memory_format=torch.channels_last)), y)
-        torch.autograd.grad(loss, list(module.parameters()))
+def matmul(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
+    a, b = torch.randn(2, 2048, 2048)
+    c = torch.empty(2048, 2048)
+
+    def run() -> None:
+        for _ in range(4):
+            torch.mm(a, b, out=c)
+
+    return run
 
 
-def loss_of(module: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(functional_call(module, parameters, (x,)), y)
+def convolution_operations(name: str) -> int:
+    """Multiplications and additions that the convolutions of a round of gradients need: forward, backward to the
+    weights, and (but for the first layer) backward to the inputs."""
+    module, inputs, _ = workload(name)
+    found: list[int] = []
+
+    def count(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        found.append(2 * out.numel() * layer.weight[0].numel())
+
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(count)
+    module(inputs[0])
+    return CLIENTS[name] * (3 * sum(found) - found[0] if found else 0)
 
 
 def timed(run: Callable[[], object], lines: Iterator[str]) -> Iterator[list[float]]:
@@ -88,14 +143,19 @@ def timed(run: Callable[[], object], lines: Iterator[str]) -> Iterator[list[floa
 
 
 def main() -> None:
+    builders = {f.__name__: f for f in (gradients, bare_loop, bare_vmap, matmul)} | {"fednormec": whole_round}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=CLIENTS)
-    parser.add_argument("contestant", choices=["fednormec", "bare_tiled", "bare_once"])
+    parser.add_argument("contestant", choices=builders)
+    parser.add_argument("--local", choices=STEPS, default="gd", help="one local step, five, or eight over parts")
     chosen = parser.parse_args()
-    build = {"fednormec": whole_round, "bare_tiled": bare_tiled, "bare_once": bare_once}[chosen.contestant]
-    run = build(*workload(chosen.workload))
-    versions = {"torch": torch.__version__, "fednormec": fn.__version__, "numpy": np.__version__}
-    print(json.dumps({"ready": True, "versions": versions, "threads": torch.get_num_threads()}), flush=True)
+    run = builders[chosen.contestant](*workload(chosen.workload), chosen.local)
+    about = {
+        "versions": {"torch": torch.__version__, "fednormec": fn.__version__, "numpy": np.__version__},
+        "threads": torch.get_num_threads(),
+        "convolution_operations": convolution_operations(chosen.workload),
+    }
+    print(json.dumps({"ready": True, **about}), flush=True)
     for seconds in timed(run, sys.stdin):
         print(json.dumps({"seconds": seconds}), flush=True)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/peer_pfl.py mlp [--threads N] [--workers N] [--check]
     python benchmarks/peer_pfl.py small_cnn --models src
-    python benchmarks/peer_pfl.py resnet20 --models src [--norm batch]
+    python benchmarks/peer_pfl.py resnet20 --models src
 
 Prints one JSON line {"ready": true, "versions": {...}, "threads": n, "workers": n}; then, for every line "N" on
 stdin, runs N rounds and prints {"seconds": [t1, ..., tN]}; ends at end of file. Nothing else goes to stdout.
@@ -41,7 +41,13 @@ import numpy as np
 import torch
 from torch import nn
 
-CLIENTS_AND_SHAPE = {"mlp": (200, (784,)), "small_cnn": (50, (1, 28, 28)), "resnet20": (20, (3, 32, 32))}
+CLIENTS_AND_SHAPE = {
+    "mlp": (200, (784,)),
+    "small_cnn": (50, (1, 28, 28)),
+    "strided_cnn": (50, (3, 32, 32)),
+    "resnet20": (20, (3, 32, 32)),
+    "resnet20_batch": (20, (3, 32, 32)),
+}
 BATCH, CLASSES, RATE, SEED = 32, 10, 0.1, 0
 
 
@@ -49,7 +55,8 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("workload", choices=CLIENTS_AND_SHAPE)
     parser.add_argument("--models", metavar="SRC", help="folder that holds fednormec/, for small_cnn and resnet20")
-    parser.add_argument("--norm", default="group", choices=["group", "batch"], help="normalisation of resnet20")
+    parser.add_argument("--epochs", type=int, default=1, help="passes over a client's 32 examples (default: 1)")
+    parser.add_argument("--batch", type=int, help="examples a local step (default: all 32)")
     parser.add_argument("--threads", type=int, help="torch intra-op threads a worker (default: torch's own / workers)")
     parser.add_argument("--workers", type=int, help="processes (default: 1 with --threads, else one per core)")
     parser.add_argument("--check", action="store_true", help="print the loss before and after 20 rounds, and exit")
@@ -86,7 +93,9 @@ def make_network(args, shape):
 
     if args.workload == "small_cnn":
         return models.small_cnn(shape, CLASSES)
-    return models.resnet20(shape, CLASSES, args.norm)
+    if args.workload == "strided_cnn":
+        return models.small_cnn(shape, CLASSES, channels=(8, 16), halving="stride")
+    return models.resnet20(shape, CLASSES, "batch" if args.workload == "resnet20_batch" else "group")
 
 
 def build(args):
@@ -117,7 +126,10 @@ def build(args):
     local_optimizer = torch.optim.SGD(network.parameters(), lr=RATE, foreach=False)
     central_optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     model = PyTorchModel(network, lambda parameters, lr: local_optimizer, central_optimizer)
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=None)
+    steps = args.epochs * (BATCH // (args.batch or BATCH))
+    local = NNTrainHyperParams(
+        local_num_epochs=args.epochs, local_learning_rate=RATE / steps, local_batch_size=args.batch
+    )
     algorithm = FederatedAveraging()
 
     def run_round(k):

@@ -1,0 +1,43 @@
+"""The page about performance says what was measured, and the contestants compute the same thing."""
+
+import json
+
+import numpy as np
+import ours
+import pytest
+import rounds
+import torch
+
+import fednormec as fn
+from fednormec.local import Moment
+
+STORED = json.loads((rounds.HERE / "results" / "rounds.json").read_text())
+
+
+def test_the_page_has_the_stored_figures():
+    assert rounds.tables(STORED) in rounds.PAGE.read_text()
+
+
+def test_ratios_are_those_of_the_stored_medians():
+    for found in STORED.values():
+        assert found["ratios"] == rounds.ratios(found)
+        assert found["date"] and found["machine"]["cores"] and found["together"]["about"]["fednormec"]["versions"]
+
+
+@pytest.mark.parametrize("local", ours.STEPS)
+def test_the_bare_loop_takes_the_steps_that_we_take(local):
+    module, inputs, targets = ours.workload("mlp")
+    inputs, targets = inputs[:1], targets[:1]
+    problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
+    x = problem.init(np.random.default_rng(0))
+    update = ours.local_update(local).run(problem, x, np.arange(1), Moment(0, 1), None)[0]
+    ours.bare_loop(module, inputs, targets, local)()
+    after = torch.cat([p.detach().flatten() for p in module.parameters()])
+    assert torch.linalg.vector_norm((x - after) / ours.STEP - update) <= 1e-4 * torch.linalg.vector_norm(update)
+
+
+def test_the_operations_of_convolutions_are_counted():
+    """By hand: a stem of 3 to 16 channels, and three stages of six convolutions, the first of two halving the image."""
+    stem, stage = 32 * 32 * 16 * 27, 32 * 32 * 16 * 16 * 9  # products; a stage with twice the width has half the side
+    rest = 6 * stage + 2 * (stage // 2 + 5 * stage)
+    assert ours.convolution_operations("resnet20") == 20 * 32 * 2 * (2 * stem + 3 * rest)
