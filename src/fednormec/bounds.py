@@ -26,12 +26,10 @@ class Messages(NamedTuple):
         """The sum of those rows i with sends_i = 1, the others having 0, in float64: strips of rows are summed in their
         own dtype, unless `exactly`, and the strips' sums added."""
         weights = sends if self.factors is None else sends * self.factors
-        if exactly:
-            return weights.double() @ self.rows.double()
-        strips = zip(torch.split(weights, STRIP), torch.split(self.rows, STRIP), strict=True)
+        size, dtype = (16, torch.float64) if exactly else (STRIP, self.rows.dtype)
         total = torch.zeros(self.rows.shape[1], dtype=torch.float64, device=self.rows.device)
-        for some, rows in strips:
-            total += some @ rows
+        for some, rows in zip(torch.split(weights, size), torch.split(self.rows, size), strict=True):
+            total += some.to(dtype) @ rows.to(dtype)
         return total
 
     def whole(self) -> Tensor:
