@@ -66,9 +66,7 @@ def peak(title: str, size: list[str]) -> dict[str, Any]:
 
     process = Contestant(title, size)
     seconds = process.run(1) + process.run(1) + process.run(1)
-    assert process.process.stdin is not None
-    print(1, file=process.process.stdin, flush=True)
-    last = process._answer()
+    last = process.ask(1)
     process.close()
     return {"seconds": [*seconds, *last["seconds"]], "peak_bytes": last["peak_bytes"], "about": process.about}
 

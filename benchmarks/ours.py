@@ -20,37 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from workloads import BATCH, CLIENTS_AND_SHAPE, RATE, draw
 
 import fednormec as fn
 from fednormec.engine import pool_for
 from fednormec.local import LocalUpdate, Moment
 
-CLIENTS = {"mlp": 200, "resnet20": 20, "resnet20_batch": 20, "small_cnn": 50, "strided_cnn": 50}
-IMAGE = (3, 32, 32)
-SHAPES = {"mlp": (784,), "resnet20": IMAGE, "resnet20_batch": IMAGE, "small_cnn": (1, 28, 28), "strided_cnn": IMAGE}
-EXAMPLES, STEP = 32, 0.1
 STEPS = {"gd": 1, "gd5": 5, "ig8": 8}  # gradients of a client in a round; ig8 goes over 8 parts of 4 examples
 LIFE = ExitStack()  # threads that last as long as this process
 
 
-def workload(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    rng = np.random.default_rng(0)
-    inputs = torch.from_numpy(rng.standard_normal((CLIENTS[name], EXAMPLES, *SHAPES[name]), dtype=np.float32))
-    targets = torch.from_numpy(rng.integers(0, 10, (CLIENTS[name], EXAMPLES)))
-    torch.manual_seed(0)
-    return network(name), inputs, targets
-
-
-def network(name: str) -> nn.Module:
-    if name == "strided_cnn":  # the one of experiments/private-at-scale and docs/reproduction.md
-        return fn.models.small_cnn(SHAPES[name], 10, channels=(8, 16), halving="stride")
-    if name == "resnet20_batch":  # the paper's: batch normalisation, so that clients cannot be computed together
-        return fn.models.resnet20(SHAPES[name], 10, norm="batch")
-    return fn.models.MODELS[name](SHAPES[name], 10)
-
-
 def local_update(name: str) -> LocalUpdate:
-    return fn.ig(STEP, batch_size=EXAMPLES // 8) if name == "ig8" else fn.gd(STEP, STEPS[name])
+    return fn.ig(RATE, batch_size=BATCH // 8) if name == "ig8" else fn.gd(RATE, STEPS[name])
 
 
 def whole_round(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
@@ -77,16 +58,16 @@ def gradients(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) ->
 
 def bare_loop(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
     parameters, steps = list(module.parameters()), STEPS[local]
-    start, batch = [p.detach().clone() for p in parameters], EXAMPLES // 8 if local == "ig8" else EXAMPLES
+    start, batch = [p.detach().clone() for p in parameters], BATCH // 8 if local == "ig8" else BATCH
 
     def one(x: Tensor, y: Tensor) -> None:
         for p, value in zip(parameters, start, strict=True):
             p.data.copy_(value)
         for step in range(steps):
-            part = slice(step * batch % EXAMPLES, step * batch % EXAMPLES + batch)
+            part = slice(step * batch % BATCH, step * batch % BATCH + batch)
             loss = nn.functional.cross_entropy(module(x[part]), y[part])
             for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-                p.data.sub_(g, alpha=STEP / steps)
+                p.data.sub_(g, alpha=RATE / steps)
 
     def run() -> None:
         for x, y in zip(inputs, targets, strict=True):
@@ -118,7 +99,7 @@ def matmul(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Ca
 def convolution_operations(name: str) -> int:
     """Multiplications and additions that the convolutions of a round of gradients need: forward, backward to the
     weights, and (but for the first layer) backward to the inputs."""
-    module, inputs, _ = workload(name)
+    module, inputs, _ = draw(name)
     found: list[int] = []
 
     def count(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
@@ -129,7 +110,7 @@ def convolution_operations(name: str) -> int:
         if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(count)
     module(inputs[0])
-    return CLIENTS[name] * (3 * sum(found) - found[0] if found else 0)
+    return CLIENTS_AND_SHAPE[name][0] * (3 * sum(found) - found[0] if found else 0)
 
 
 def timed(run: Callable[[], object], lines: Iterator[str]) -> Iterator[list[float]]:
@@ -145,11 +126,11 @@ def timed(run: Callable[[], object], lines: Iterator[str]) -> Iterator[list[floa
 def main() -> None:
     builders = {f.__name__: f for f in (gradients, bare_loop, bare_vmap, matmul)} | {"fednormec": whole_round}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=CLIENTS)
+    parser.add_argument("workload", choices=CLIENTS_AND_SHAPE)
     parser.add_argument("contestant", choices=builders)
     parser.add_argument("--local", choices=STEPS, default="gd", help="one local step, five, or eight over parts")
     chosen = parser.parse_args()
-    run = builders[chosen.contestant](*workload(chosen.workload), chosen.local)
+    run = builders[chosen.contestant](*draw(chosen.workload), chosen.local)
     about = {
         "versions": {"torch": torch.__version__, "fednormec": fn.__version__, "numpy": np.__version__},
         "threads": torch.get_num_threads(),

@@ -9,8 +9,8 @@ stdin, runs N rounds and prints {"seconds": [t1, ..., tN]}; ends at end of file.
 --check instead prints the mean training loss before and after 20 rounds, and exits.
 
 One round is one `FedAvg.start` with num_rounds=1, from the current model to the averaged one: a message to every
-client, one SGD step on its whole batch of 32, the reply, the mean. No evaluation. Networks and data are drawn as in
-peer_pfl.py, and on mlp --check gives the same losses to 1e-6. A first round, which starts the actors, is run before
+client, one SGD step on its whole batch of 32, the reply, the mean. No evaluation. Networks and data are those of
+workloads.py, and on mlp --check gives pfl's losses to 1e-6. A first round, which starts the actors, is run before
 "ready".
 
 The engine is that of `flwr run`, entered by `run_simulation` (deprecated in 1.41 in favour of that command), because
@@ -52,15 +52,8 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
+from workloads import BATCH, CLIENTS_AND_SHAPE, RATE, draw
 
-CLIENTS_AND_SHAPE = {
-    "mlp": (200, (784,)),
-    "small_cnn": (50, (1, 28, 28)),
-    "strided_cnn": (50, (3, 32, 32)),
-    "resnet20": (20, (3, 32, 32)),
-    "resnet20_batch": (20, (3, 32, 32)),
-}
-BATCH, CLASSES, RATE, SEED = 32, 10, 0.1, 0
 SETTINGS = ("workload", "models", "threads")  # what an actor must know, sent with every message
 
 client_app = ClientApp()
@@ -81,31 +74,13 @@ def parse():
     return args
 
 
-def make_network(workload, folder):
-    if workload == "mlp":
-        return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, CLASSES))
-    sys.path.insert(0, folder)
-    from fednormec import models
-
-    shape = CLIENTS_AND_SHAPE[workload][1]
-    if workload == "small_cnn":
-        return models.small_cnn(shape, CLASSES)
-    if workload == "strided_cnn":
-        return models.small_cnn(shape, CLASSES, channels=(8, 16), halving="stride")
-    return models.resnet20(shape, CLASSES, "batch" if workload == "resnet20_batch" else "group")
-
-
 @functools.cache
 def world(workload, models, threads):
     """The network, the one vector that its parameters are views of, and everyone's data: once in every process."""
     torch.set_num_threads(threads)
-    torch.manual_seed(SEED)
-    clients, shape = CLIENTS_AND_SHAPE[workload]
-    network = make_network(workload, models)
+    network, images, labels = draw(workload, models)
     vector = nn.utils.parameters_to_vector(network.parameters()).detach()
     nn.utils.vector_to_parameters(vector, network.parameters())
-    labels = torch.randint(CLASSES, (clients, BATCH))
-    images = torch.randn(CLASSES, *shape)[labels] + torch.randn(clients, BATCH, *shape)
     return network, vector, images, labels
 
 

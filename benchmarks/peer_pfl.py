@@ -40,15 +40,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 from torch import nn
-
-CLIENTS_AND_SHAPE = {
-    "mlp": (200, (784,)),
-    "small_cnn": (50, (1, 28, 28)),
-    "strided_cnn": (50, (3, 32, 32)),
-    "resnet20": (20, (3, 32, 32)),
-    "resnet20_batch": (20, (3, 32, 32)),
-}
-BATCH, CLASSES, RATE, SEED = 32, 10, 0.1, 0
+from workloads import BATCH, CLIENTS_AND_SHAPE, RATE, SEED, draw
 
 
 def parse():
@@ -85,19 +77,6 @@ def start_other_workers(count):
     ]
 
 
-def make_network(args, shape):
-    if args.workload == "mlp":
-        return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, CLASSES))
-    sys.path.insert(0, args.models)
-    from fednormec import models
-
-    if args.workload == "small_cnn":
-        return models.small_cnn(shape, CLASSES)
-    if args.workload == "strided_cnn":
-        return models.small_cnn(shape, CLASSES, channels=(8, 16), halving="stride")
-    return models.resnet20(shape, CLASSES, "batch" if args.workload == "resnet20_batch" else "group")
-
-
 def build(args):
     """Two functions: one runs round number k and gives its seconds, the other gives the mean training loss."""
     from pfl.aggregate.simulate import SimulatedBackend
@@ -110,15 +89,12 @@ def build(args):
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(args.threads)
-    torch.manual_seed(SEED)
     np.random.seed(SEED)  # for pfl, whose workers must draw the same
 
-    clients, shape = CLIENTS_AND_SHAPE[args.workload]
-    network = make_network(args, shape)
+    clients = CLIENTS_AND_SHAPE[args.workload][0]
+    network, images, labels = draw(args.workload, args.models)
     network.loss = lambda x, y: nn.functional.cross_entropy(network(x), y)
     network.metrics = lambda x, y: {}
-    labels = torch.randint(CLASSES, (clients, BATCH))
-    images = torch.randn(CLASSES, *shape)[labels] + torch.randn(clients, BATCH, *shape)
 
     datasets = [Dataset(raw_data) for raw_data in zip(images, labels, strict=True)]
     sampler = get_user_sampler("minimize_reuse", range(clients))  # takes turns: every round has every client once

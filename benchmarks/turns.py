@@ -23,10 +23,14 @@ class Contestant:
         self.about = self._answer()
 
     def run(self, rounds: int) -> list[float]:
+        seconds: list[float] = self.ask(rounds)["seconds"]
+        return seconds
+
+    def ask(self, rounds: int) -> dict[str, Any]:
+        """All that it says about that many rounds, not only their seconds."""
         assert self.process.stdin is not None
         print(rounds, file=self.process.stdin, flush=True)
-        seconds: list[float] = self._answer()["seconds"]
-        return seconds
+        return self._answer()
 
     def close(self) -> None:
         assert self.process.stdin is not None

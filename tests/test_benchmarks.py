@@ -26,14 +26,14 @@ def test_ratios_are_those_of_the_stored_medians():
 
 @pytest.mark.parametrize("local", ours.STEPS)
 def test_the_bare_loop_takes_the_steps_that_we_take(local):
-    module, inputs, targets = ours.workload("mlp")
+    module, inputs, targets = ours.draw("mlp")
     inputs, targets = inputs[:1], targets[:1]
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
     x = problem.init(np.random.default_rng(0))
     update = ours.local_update(local).run(problem, x, np.arange(1), Moment(0, 1), None)[0]
     ours.bare_loop(module, inputs, targets, local)()
     after = torch.cat([p.detach().flatten() for p in module.parameters()])
-    assert torch.linalg.vector_norm((x - after) / ours.STEP - update) <= 1e-4 * torch.linalg.vector_norm(update)
+    assert torch.linalg.vector_norm((x - after) / ours.RATE - update) <= 1e-4 * torch.linalg.vector_norm(update)
 
 
 def test_the_operations_of_convolutions_are_counted():

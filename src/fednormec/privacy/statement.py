@@ -143,6 +143,7 @@ def _not_covered(plan: Plan) -> Iterator[str]:
     yield "parties that leave the protocol, such as a server that chooses whom to ask"
     gaps = "" if m.secure else ", which seeded noise does nothing about"
     yield f"the gaps between floating-point numbers{gaps}"
+    yield "the last digits of a message, which can depend on the clients computed beside it"
     if not m.secure:
         yield ("whoever knows the seed, or sees two runs with the same seed and stream: noise and cohorts follow from "
                'it; deploy with privacy.randomness = "secure"')  # fmt: skip

@@ -6,6 +6,7 @@ place and copied to another.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ def for_convolutions(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
-class _Layer:
+class _Layer(ABC):
     """A layer whose parameters are views of x: one for all clients, or one for each.
 
     `at` is the tensor whose gradient `write` needs; most want that of their outputs.
@@ -52,11 +53,11 @@ class _Layer:
         """The gradient of each client, given that of `at`."""
         self._write(delta, gradients[self._weight], None if self._bias is None else gradients[self._bias])
 
-    def _forward(self, a: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _forward(self, a: Tensor) -> Tensor: ...
 
-    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None: ...
 
 
 class _Product(_Layer):
@@ -71,13 +72,13 @@ class _Product(_Layer):
     def is_as_it_was(self, examples: int) -> bool:
         return super().is_as_it_was(examples) and self.a._version == self.a_version
 
-    def _times(self, a: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _times(self, a: Tensor) -> Tensor: ...
 
 
 class _Linear(_Product):
     def _times(self, a: Tensor) -> Tensor:
-        w = self.w.flatten(1 if self.shared else 2)
+        w = self.w.flatten(1 if self.shared else 2)  # those of a convolution have four dimensions
         if self.shared:
             return F.linear(a, w, self.b)
         rows = self._of_clients(a)
