@@ -24,10 +24,10 @@ ASKED = {
 
 
 def written(path, asked, rounds=ROUNDS, clients=6):
-    done, ledger = plan(asked, clients, fn.poisson(0.4), 1.0, 5, rounds), Ledger(path)
-    for number in range(1, rounds + 1):
-        ledger.add(number, done)
-    ledger.close()
+    done = plan(asked, clients, fn.poisson(0.4), 1.0, 5, rounds)
+    with contextlib.closing(Ledger(path, done)) as ledger:
+        for number in range(1, rounds + 1):
+            ledger.add(number)
     return done
 
 
@@ -55,12 +55,13 @@ def test_a_line_is_on_disk_before_its_release_is_seen(tmp_path, monkeypatch):
         return algorithm.server(state, mean, weights)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with contextlib.closing(Ledger(path)) as ledger:
+    agreed = plan(ASKED["hidden"], 6, fn.poisson(0.4), 1.0, 5, ROUNDS)
+    with contextlib.closing(Ledger(path, agreed)) as ledger:
         rounds = fn.simulate(
             PROBLEM, algorithm._replace(server=server), fn.poisson(0.4), ASKED["hidden"], rounds=ROUNDS,
-            before_release=ledger.add,
+            before_release=lambda number, plan: ledger.add(number),
         )  # fmt: skip
-        assert path.read_text() == ""
+        assert releases(path.read_text()) == 0
         for number, r in enumerate(rounds, 1):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             assert len(lines) == 1 + number
@@ -166,13 +167,73 @@ def test_impossible_facts_are_said(tmp_path, change, before):
         fn.read_ledger(path)
 
 
-def test_an_existing_file_is_left_alone(tmp_path):
+# going on with a ledger
+
+
+def test_rounds_that_were_paid_for_are_not_paid_for_again(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    done = written(path, ASKED["hidden"])
+    text = path.read_text()
+    written(path, ASKED["hidden"])
+    assert path.read_text() == text
+    with contextlib.closing(Ledger(path, done)) as ledger:
+        ledger.add(3)
+        ledger.add(ROUNDS + 1)
+        assert ledger.releases == ROUNDS + 1
+    assert path.read_text().startswith(text)
+    assert releases(path.read_text()) == ROUNDS + 1
+
+
+def test_with_secure_noise_a_round_again_is_one_more_release(tmp_path):
+    path, asked = tmp_path / "ledger.jsonl", fn.Privacy(noise_std=3.0, randomness="secure")
+    done = written(path, asked)
+    with contextlib.closing(Ledger(path, done)) as ledger:
+        ledger.add(4)
+        ledger.add(5)
+        assert ledger.releases == ROUNDS + 2
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 4, 5]
+    assert [line["epsilon"] for line in lines] == [done.epsilon(k) for k in range(1, 8)]
+    assert fn.read_ledger(path).epsilon(1e-5) == done.epsilon(7)
+
+
+@pytest.mark.parametrize("asked", [ASKED["hidden"], fn.Privacy(noise_std=3.0, randomness="secure")])
+def test_wherever_it_was_cut_off_a_ledger_goes_on_and_never_says_less(tmp_path, asked):
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "ledger.jsonl"
+    done = written(whole, asked)
+    content = whole.read_bytes()
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        before = len(content[:size].split(b"\n")) - (content[:size].endswith(b"\n") or not size) - 1
+        with contextlib.closing(Ledger(path, done)) as ledger:
+            assert ledger.releases == max(0, before)
+            assert path.read_bytes().startswith(content[:size])
+            for number in range(ledger.releases + 1, ROUNDS + 1):
+                ledger.add(number)
+        if asked.randomness == "seeded":
+            assert path.read_bytes() == content
+        assert fn.read_ledger(path).rounds == ROUNDS
+
+
+def test_a_ledger_of_something_else_is_left_alone(tmp_path):
     path = tmp_path / "ledger.jsonl"
     written(path, ASKED["hidden"])
     text = path.read_text()
-    with pytest.raises((FileExistsError, fn.UserError)):
-        Ledger(path)
-    assert path.read_text() == text
+    other = plan(ASKED["local"], 6, fn.poisson(0.4), 1.0, 5, ROUNDS)
+    with pytest.raises(fn.UserError, match="of another mechanism"):
+        Ledger(path, other)
+    path.write_text(text + "{never written}")
+    with pytest.raises(fn.UserError, match="last line of ledger.jsonl is damaged"):
+        written(path, ASKED["hidden"])
+    assert path.read_text() == text + "{never written}"
+    path.write_text(text.replace('"round": 2, "epsilon": ', '"round": 2, "epsilon": 0'))
+    with pytest.raises(fn.UserError, match="another line for round 2"):
+        written(path, ASKED["hidden"])
+    with (
+        contextlib.closing(Ledger(tmp_path / "new.jsonl", other)),
+        pytest.raises(fn.UserError, match="another process"),
+    ):
+        Ledger(tmp_path / "new.jsonl", other)
 
 
 nasty = st.one_of(

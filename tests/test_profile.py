@@ -11,7 +11,8 @@ import torch
 import fednormec as fn
 from fednormec.config import read
 from fednormec.profile import MEANING, profiled, stage
-from fednormec.runner import describe, perform
+from fednormec.runner import perform
+from fednormec.summary import describe
 
 PLAIN = Path(__file__).parents[1] / "examples" / "not_private.toml"
 

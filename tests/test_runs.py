@@ -20,8 +20,9 @@ from fednormec.models import MODELS
 from fednormec.problems.base import Metrics
 from fednormec.progress import figures, sparkline
 from fednormec.randomness import generator
-from fednormec.runner import describe, perform
+from fednormec.runner import perform
 from fednormec.runs import RunFolder, default_path, environment, to_json
+from fednormec.summary import describe
 
 FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "summary.json"}
 PLAIN = Path(__file__).parents[1] / "examples" / "not_private.toml"
@@ -76,7 +77,7 @@ def test_what_looks_at_the_clients_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_metrics_are_readable_while_the_run_goes_on(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "out", {}) as folder:
+    with RunFolder.new(tmp_path / "out", {}) as folder:
         folder.add({"round": 1})
         assert records(tmp_path / "out") == [{"round": 1}]
 
@@ -228,11 +229,11 @@ def test_without_a_path_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_folder_is_used_once(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with RunFolder(tmp_path / "empty", {"run": {"rounds": 3}}):
+    with RunFolder.new(tmp_path / "empty", {"run": {"rounds": 3}}):
         pass
     before = {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()}
     with pytest.raises(UserError, match="already holds a run: nothing was changed"):
-        RunFolder(tmp_path / "empty", {"run": {"rounds": 4}})
+        RunFolder.new(tmp_path / "empty", {"run": {"rounds": 4}})
     assert {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()} == before
 
 

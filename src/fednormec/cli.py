@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fednormec import __version__
-from fednormec.errors import Stopped, UserError
+from fednormec.errors import Stopped, StoppedAtOnce, UserError
 
 if TYPE_CHECKING:
     from fednormec.config import Config
@@ -41,6 +42,7 @@ Examples:
   fednormec run my.toml --json > result.json
   fednormec run --tensorboard                               event files beside the metrics
   fednormec run --profile                                   where the time went, and what was chosen
+  fednormec run --resume runs/quickstart-1                  go on after a crash, or after Ctrl-C
 """
 COMPARE_HELP = """Runs side by side, a line for those that differ only in their seed, the best first.
 
@@ -188,7 +190,9 @@ def main() -> None:
         app()
     except UserError as error:
         line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-        print(f"fednormec: {line}", file=sys.stderr)
+        print(f"fednormec: {line}", file=sys.stderr, flush=True)
+        if isinstance(error, StoppedAtOnce):
+            os._exit(130)  # a run's files survive that at any moment
         sys.exit(130 if isinstance(error, Stopped) else 2)
 
 
@@ -225,14 +229,27 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Say at the end where the time went, and what was chosen automatically.")
     ] = False,
+    resume: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, to the same bits.")
+    ] = None,
 ) -> None:
     from fednormec.config import QUICKSTART, THEORY
-    from fednormec.runner import describe, perform, with_report
+    from fednormec.interrupts import asked_to_stop
+    from fednormec.runner import go_on, perform
     from fednormec.runs import to_json
+    from fednormec.summary import describe, with_report
 
-    name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
-    where = None if out is None else Path(out)
-    summary = with_report(perform(asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile))
+    with asked_to_stop() as stop:
+        if resume is not None:
+            if config is not None or overrides or out is not None or not_private or plan:
+                raise UserError("--resume takes the settings from the run folder: leave CONFIG, --set, --out, "
+                                "--not-private and --plan out.")  # fmt: skip
+            done = go_on(Path(resume), quiet, tensorboard, profile, stop)
+        else:
+            name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
+            where = None if out is None else Path(out)
+            done = perform(asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop)
+        summary = with_report(done)
     print(to_json(summary) if as_json else describe(summary))
     if summary["status"] == "diverged":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
@@ -555,8 +572,6 @@ def _tell_problems(found: "list[Run]") -> None:
 
 
 def _crew(workers: int | None) -> int:
-    import os
-
     from fednormec.errors import at_least_one
 
     return at_least_one("workers", (os.cpu_count() or 1) if workers is None else workers)

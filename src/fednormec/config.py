@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from fednormec.errors import UserError
+from fednormec.errors import UserError, at_least_one
 
 Section = dict[str, Any]
 Config = dict[str, Section]
@@ -39,7 +39,13 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """[run]: how long, from which seed, on what."""
+    """[run]: how long, from which seed, on what.
+
+    checkpoint_rounds, checkpoint_seconds: a checkpoint is written after so many rounds, or when so much time has
+        passed since the last (inf: never for that reason). With secure randomness after every round by default, since
+        a round that must be drawn again is one more release.
+    keep_checkpoint: whether the last one stays when the run has come to its end. It holds the clients' memories.
+    """
 
     rounds: int = 100
     seed: int = 0
@@ -49,6 +55,15 @@ class RunSettings:
     workers: int | None = None
     chunk_size: int | None = None
     memories: Literal["ram", "file"] = "ram"
+    checkpoint_rounds: int | None = None
+    checkpoint_seconds: float = 30.0
+    keep_checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_rounds is not None:
+            at_least_one("checkpoint_rounds", self.checkpoint_rounds)
+        if not self.checkpoint_seconds >= 0:
+            raise UserError(f"checkpoint_seconds must be zero or more, not {self.checkpoint_seconds}.")
 
 
 DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))

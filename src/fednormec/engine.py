@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,23 +23,38 @@ from fednormec.randomness import generator
 from fednormec.vectors import neighbours
 from fednormec.workers import Pool, Submit, one_arithmetic_thread
 
+if TYPE_CHECKING:
+    from fednormec.checkpoint import Checkpoint
+
+
+COUNTS = ("computed", "sent", "left_out")  # what a round's record says of its clients in any case
+
 
 class Round(NamedTuple):
     """What a simulation knows after a round. Only `released`, the (noisy) sum of messages, and what the server made of
-    it have left the clients; the rest is diagnostics. `plan` says what the release cost, None without privacy."""
+    it have left the clients; the rest is diagnostics. `plan` says what the release cost, None without privacy;
+    `releases` is how many there were so far, which can be more than rounds where a run was interrupted. For `in_vain`
+    updates in a row, to the last, none was finite."""
 
     number: int
     server: Server
-    memory: Tensor
+    memories: Memories
     cohort: Cohort
     left_out: int
+    in_vain: int
     metrics: Metrics | None
     released: Tensor
     plan: Plan | None
+    releases: int
 
     @property
     def x(self) -> Tensor:
         return self.server.x
+
+    @property
+    def memory(self) -> Tensor:
+        """The live block of all clients' memories: copy what is to be kept."""
+        return self.memories.rows
 
     @property
     def computed(self) -> int:
@@ -52,7 +67,7 @@ class Round(NamedTuple):
     @property
     def epsilon(self) -> float | None:
         """The ε spent so far, at the plan's δ; None without privacy."""
-        return None if self.plan is None else self.plan.spent(self.number)
+        return None if self.plan is None else self.plan.spent(self.releases)
 
 
 class Trained(NamedTuple):
@@ -86,6 +101,8 @@ def simulate(
     chunk_size: int | None = None,
     memories_in: Path | None = None,
     before_release: Callable[[int, Plan], None] = _nothing,
+    resume: "Checkpoint | None" = None,
+    released: int | None = None,
 ) -> Iterator[Round]:
     """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers` and `chunk_size`.
 
@@ -95,6 +112,9 @@ def simulate(
     last; None never does. `workers` threads (default: torch.get_num_threads()) each take `chunk_size` clients at a
     time (default: one tile). The memory in a Round is the live block: copy what you want to keep. With
     `memories_in`, a folder, it lies in a file there, for more clients than the machine has memory.
+    With `resume`, a checkpoint of the same simulation, it goes on after that round, with the bits of one that was never
+    interrupted (secure noise excepted). `released` is how many releases there were before (default: those that the
+    checkpoint knows); with secure noise, rounds that are computed again come on top of them.
     Raises Diverged when the model is no longer finite, or (without privacy: it looks at clients' data) no client's loss
     or update is.
     """
@@ -115,10 +135,16 @@ def simulate(
         x = x0.detach().to(x.device, copy=True)
     if memories_in is not None and x.device.type != "cpu":
         raise UserError(f"memories in a file are for the CPU, not for {x.device.type}: keep them in memory.")
+    if resume is not None:
+        _require_fit(resume, problem, algorithm, x)
+        if x0 is not None:
+            raise UserError("a checkpoint has its own model: leave x0 out.")
     pool = pool_for(problem, workers, chunk_size)
+    before = (resume.facts.releases if resume is not None else 0) if released is None else released
     return _rounds(
-        problem, algorithm, participation, agreed, rounds, seed, x, evaluate_every, pool, memories_in, before_release
-    )
+        problem, algorithm, participation, agreed, rounds, seed, x, evaluate_every, pool, memories_in, before_release,
+        resume, before,
+    )  # fmt: skip
 
 
 def pool_for(problem: Problem, workers: int | None, chunk_size: int | None) -> Pool:
@@ -201,8 +227,8 @@ def evaluation_interval(problem: Problem, algorithm: Algorithm, participation: P
 def record(r: Round, measured: Mapping[str, float] | None = None) -> dict[str, Any]:
     """A round's figures, those that look at clients' data or at who took part under "not_private", `measured` too."""
     public, private = r.metrics or Metrics({}, {})
-    private = private | dict(measured or {})
-    counts = {"computed": r.computed, "sent": r.sent, "left_out": r.left_out}
+    private = dict(measured or {}) | private
+    counts = dict(zip(COUNTS, (r.computed, r.sent, r.left_out), strict=True))
     spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta, **r.plan.label}
     return {"round": r.number, **spent, **public, "not_private": {**private, **counts}}
 
@@ -219,19 +245,28 @@ def _rounds(
     pool: Pool,
     memories_in: Path | None,
     before_release: Callable[[int, Plan], None],
+    resume: "Checkpoint | None",
+    releases: int,
 ) -> Iterator[Round]:
     m, weights = problem.num_clients, participation.weights(problem.num_clients)
     memories = Memories(m, algorithm.memory_slots * problem.dim, x.dtype, x.device, memories_in)
-    server, in_vain = algorithm.init(x), 0
+    server, done, in_vain = algorithm.init(x), 0, 0
+    if resume is not None:
+        resume.fill(memories)
+        done, in_vain = resume.facts.round, resume.facts.in_vain
+        server = Server(resume.server.x.to(x.device), resume.server.memory.to(x.device), done)
     exactly = _regroups(algorithm, participation, problem)
+    last = rounds
+    if agreed is not None and agreed.budget is not None:  # one release a round, and no more than it pays for
+        last = min(rounds, done + agreed.rounds - releases)
     with pool.threads() as submit:
-        if algorithm.prime is not None:
+        if algorithm.prime is not None and resume is None:
             everyone = full().draw(m, generator(seed, "cohort", 0))
             total, _ = _exchange(
                 problem, algorithm.prime, server, memories, everyone, Moment(seed, 0), pool, submit, False
             )
             server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
-        for number in range(1, rounds + 1):
+        for number in range(done + 1, last + 1):
             if agreed is None:
                 cohort = participation.draw(m, generator(seed, "cohort", number))
             else:
@@ -253,12 +288,23 @@ def _rounds(
             in_vain = in_vain + left_out if left_out == len(cohort.computing) else 0
             if agreed is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
                 raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
-            due = evaluate_every is not None and (number % evaluate_every == 0 or number == rounds)
+            due = evaluate_every is not None and (number % evaluate_every == 0 or number == last)
             with stage("evaluation"):
                 metrics = problem.evaluate(server.x) if due else None
             if agreed is None and metrics is not None and math.isnan(metrics.not_private["train_loss"]):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
-            yield Round(number, server, memories.rows, cohort, left_out, metrics, total, agreed)
+            releases += agreed is not None
+            yield Round(number, server, memories, cohort, left_out, in_vain, metrics, total, agreed, releases)
+
+
+def _require_fit(checkpoint: "Checkpoint", problem: Problem, algorithm: Algorithm, x: Tensor) -> None:
+    """Says so if a checkpoint is of something else."""
+    like, server = algorithm.init(x), checkpoint.server
+    rows = (problem.num_clients, algorithm.memory_slots * problem.dim)
+    pairs = ((server.x, like.x), (server.memory, like.memory))
+    if checkpoint.shape != rows or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
+        raise UserError(f"{checkpoint.path} is of another run: its model has {len(server.x)} parameters and its "
+                        f"clients' memories the shape {checkpoint.shape}; here it is {len(x)} and {rows}.")  # fmt: skip
 
 
 def _exchange(

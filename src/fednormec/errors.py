@@ -9,6 +9,14 @@ class Stopped(UserError):
     """Ctrl-C, where the same command can go on. The command line exits with 130, as shells do."""
 
 
+class StoppedAtOnce(Stopped):
+    """Ctrl-C twice: threads may still be at work, and nobody waits for them."""
+
+
+class NotWritten(UserError):
+    """A file that the system would not take: a full disk, a folder that is read-only."""
+
+
 class Diverged(Exception):
     """In `round` the model, or every client's loss or update, stopped being finite; the rounds before it stand."""
 

@@ -18,11 +18,12 @@ def require_tensorboard() -> None:
 
 
 @contextmanager
-def logged(folder: Path) -> Iterator[Log]:
-    """A function that writes a round's record as scalars into the folder's `tensorboard`."""
+def logged(folder: Path, done: int = 0) -> Iterator[Log]:
+    """A function that writes a round's record as scalars into the folder's `tensorboard`; what that holds of rounds
+    after `done`, from before a crash, no longer counts."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(folder / "tensorboard"), flush_secs=10)
+    writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None, flush_secs=10)
     try:
         yield lambda record: _write(writer, record)
     finally:

@@ -13,6 +13,7 @@ import torch
 
 from fednormec.algorithms.base import Algorithm
 from fednormec.algorithms.named import METHODS
+from fednormec.checkpoint import Checkpoint
 from fednormec.config import (
     BUILT_IN,
     DATA_SETTINGS,
@@ -44,6 +45,7 @@ from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.sources import Takeable
 from fednormec.engine import Round, evaluation_interval, pool_for, simulate
 from fednormec.errors import UserError
+from fednormec.files import digest
 from fednormec.local import gd, ig, sgd
 from fednormec.models import MODELS, reset
 from fednormec.participation import Participation, fixed_size, full, poisson
@@ -116,7 +118,11 @@ def rules(config: Config) -> Rules:
 
 
 def start(
-    experiment: Experiment, before_release: Callable[[int, Plan], None], folder: Path = Path()
+    experiment: Experiment,
+    before_release: Callable[[int, Plan], None],
+    folder: Path = Path(),
+    resume: Checkpoint | None = None,
+    released: int | None = None,
 ) -> Iterator[Round]:
     """The rounds of an experiment; what does not fit together is said here, before the first. `folder`, where memories
     lie that are to lie in a file, need not be there before the first round."""
@@ -125,7 +131,14 @@ def start(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
         seed=run.seed, evaluate_every=evaluate_every(experiment), workers=run.workers, chunk_size=run.chunk_size,
         memories_in=folder if run.memories == "file" else None, before_release=before_release,
+        resume=resume, released=released,
     )  # fmt: skip
+
+
+def data_digest(experiment: Experiment) -> str | None:
+    """That of the user's own file or folder, which may change between two runs; None for any other source."""
+    source = str(experiment.config.get("data", {}).get("source", BUILT_IN[0]))
+    return None if source in BUILT_IN else digest(Path(source))
 
 
 def evaluate_every(experiment: Experiment) -> int:

@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from fednormec.errors import UserError
 
 PAGE = mmap.PAGESIZE
+BLOCK = 2**24  # bytes that are copied at a time
 
 
 class Memories:
@@ -45,3 +47,12 @@ class Memories:
             length = (last + 1) * self._row_bytes // PAGE * PAGE - start
             if length > 0:
                 self._map.madvise(mmap.MADV_DONTNEED, start, length)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows, some at a time, to be read or written in place; those before are let go of."""
+        height, width = self.rows.shape
+        step = max(1, BLOCK // max(1, width * self.rows.element_size()))
+        for start in range(0, height if width else 0, step):
+            end = min(start + step, height)
+            yield self.rows[start:end]
+            self.let_go(start, end - 1)

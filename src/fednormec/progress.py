@@ -17,15 +17,16 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
-def shown(rounds: int, quiet: bool) -> Iterator[Show]:
-    """A function to call after each round with its number, where it was evaluated its figures, and the ε spent."""
+def shown(rounds: int, quiet: bool, begun: int = 0) -> Iterator[Show]:
+    """A function to call after each round with its number, where it was evaluated its figures, and the ε spent. What
+    was done in an earlier command, `begun` rounds, says nothing about the pace of this one."""
     if quiet:
         yield lambda number, metrics, spent: None
     elif sys.stderr.isatty():
-        with _bar(rounds) as show:
+        with _bar(rounds, begun) as show:
             yield show
     else:
-        yield _lines(rounds)
+        yield _lines(rounds, begun)
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 @contextmanager
-def _bar(rounds: int) -> Iterator[Show]:
+def _bar(rounds: int, begun: int) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -122,10 +123,10 @@ def _bar(rounds: int) -> Iterator[Show]:
     )  # fmt: skip
     started = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=rounds, speed="", figures="", spent="")
+        task = progress.add_task("", total=rounds, completed=begun, speed="", figures="", spent="")
 
         def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
-            speed = pace(number, time.perf_counter() - started)
+            speed = pace(number - begun, time.perf_counter() - started)
             progress.update(task, completed=number, speed=speed, spent=spent or "")
             if metrics is not None:
                 progress.update(task, figures=figures(metrics, spent is not None))
@@ -133,15 +134,15 @@ def _bar(rounds: int) -> Iterator[Show]:
         yield show
 
 
-def _lines(rounds: int) -> Show:
+def _lines(rounds: int, begun: int) -> Show:
     started = time.perf_counter()
 
     def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
         if metrics is not None:
             passed = time.perf_counter() - started
-            left = (rounds - number) * passed / number
+            left = (rounds - number) * passed / (number - begun)
             known = [figures(metrics, spent is not None), *([spent] if spent else [])]
-            text = f"round {number}/{rounds}  {pace(number, passed)}  ETA {left:.0f} s  {'  '.join(known)}"
+            text = f"round {number}/{rounds}  {pace(number - begun, passed)}  ETA {left:.0f} s  {'  '.join(known)}"
             print(text, file=sys.stderr, flush=True)
 
     return show

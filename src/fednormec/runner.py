@@ -1,27 +1,46 @@
 """A run from config to folder: assemble, train with progress, save, and say how it ended."""
 
+import math
+import shlex
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fednormec.config import Config
-from fednormec.engine import Round, planned, record
-from fednormec.errors import Diverged, UserError
+from fednormec.checkpoint import Checkpoint, Checkpoints, tidy
+from fednormec.config import Config, read
+from fednormec.engine import COUNTS, Round, planned, record
+from fednormec.errors import Diverged, NotWritten, Stopped, StoppedAtOnce, UserError
 from fednormec.events import logged, require_tensorboard
-from fednormec.experiment import Experiment, assemble, choices, pool_of, start
+from fednormec.experiment import Experiment, assemble, choices, data_digest, pool_of, start
 from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
 from fednormec.privacy.statement import Statement, state, up
-from fednormec.profile import Profile, profiled, stage, table
+from fednormec.profile import Profile, profiled, stage
 from fednormec.progress import counted, shown, sparkline
 from fednormec.randomness import generator
-from fednormec.runs import RunFolder, default_path
+from fednormec.resuming import changes, differs, repeated, require_same_data, with_resumption
+from fednormec.runs import RunFolder, default_path, read_json
+from fednormec.summary import summarize
 
 if TYPE_CHECKING:
     from fednormec.privacy.audit import Audit
-    from fednormec.theory.answer import Answer
+    from fednormec.theory.setting import Constants
+
+ABOUT = ("round", "epsilon", "delta", "label", "not_private")  # what a record has besides figures of the model
+MEMORY_ERRORS = ("memory_error", "tracking_error")
+
+
+class Manner(NamedTuple):
+    """How a run is accompanied. `on_round` hears the number of each round that is done; `stop` is asked after each
+    whether somebody wants it to end there."""
+
+    quiet: bool = True
+    on_round: Callable[[int], None] = lambda number: None
+    tensorboard: bool = False
+    profile: bool = False
+    stop: Callable[[], bool] = lambda: False
 
 
 def perform(
@@ -33,106 +52,236 @@ def perform(
     on_round: Callable[[int], None] = lambda number: None,
     tensorboard: bool = False,
     profile: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Trains what the config describes and returns the summary that also lies in the folder.
 
     With `plan` the settings are those that the theory recommends. The folder is made after everything was checked, so
-    that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model. `on_round`
-    hears the number of each round that is done. With `tensorboard` the figures also go into event files, with `profile`
-    profile.json and the summary that is returned say where the time went.
+    that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model. With
+    `tensorboard` the figures also go into event files, with `profile` profile.json and the summary that is returned say
+    where the time went.
     """
-    with profiled() if profile else nullcontext() as looking:
-        return _perform(config, name, out, quiet, plan, on_round, tensorboard, looking)
-
-
-def _perform(
-    config: Config,
-    name: str,
-    out: Path | None,
-    quiet: bool,
-    plan: bool,
-    on_round: Callable[[int], None],
-    tensorboard: bool,
-    profile: Profile | None,
-) -> dict[str, Any]:
+    manner = Manner(quiet, on_round, tensorboard, profile, stop)
     if tensorboard:
         require_tensorboard()
-    advised = None
-    if plan:
-        from fednormec.theory.answer import answer, with_plan
+    with profiled() if profile else nullcontext() as looking:
+        advised = None
+        if plan:
+            from fednormec.theory.answer import answer, with_plan
 
-        advised = answer(config)
-        config = with_plan(config, advised)
-    with stage("data"):
-        experiment = assemble(config)
-    if plan:
-        from fednormec.theory.question import require_covered
+            advised = answer(config)
+            config = with_plan(config, advised)
+        with stage("data"):
+            experiment = assemble(config)
+        if plan:
+            from fednormec.theory.question import require_covered
 
-        require_covered(experiment)
-    watch = _watch(experiment)
-    paid: list[Plan] = []
-
-    def pay(number: int, plan: Plan) -> None:
-        folder.pay(number, plan)
-        paid.append(plan)
-
-    path = out or default_path(name)
-    rounds = start(experiment, pay, path)
-    x, done, ended = experiment.problem.init(generator(experiment.run.seed, "init")), 0, None
-    latest: dict[str, float] = {}
-    looks_at_clients: set[str] = set()
-    left_out = 0
-    curve: list[float] = []
-    records: list[dict[str, Any]] = []
-    with RunFolder(path, experiment.config) as folder:
-        _mention(() if quiet else experiment.unused)
-        try:
-            with (
-                shown(experiment.run.rounds, quiet) as show,
-                logged(folder.path) if tensorboard else nullcontext() as log,
-            ):
-                for r in rounds:
-                    x, done, left_out = r.x, r.number, left_out + r.left_out
-                    with stage("evaluation"):
-                        measured = None if watch is None or r.metrics is None else watch(r)
-                    line = record(r, measured)
-                    with stage("disk"):
-                        folder.add(line)
-                        if log is not None:
-                            log(line)
-                    show(r.number, r.metrics, None if r.plan is None else _spent(r))
-                    on_round(r.number)
-                    if r.metrics is not None:
-                        latest = {**r.metrics.public, **r.metrics.not_private}
-                        looks_at_clients = set(r.metrics.not_private)
-                        records.append(line)
-                        curve.append(latest.get("test_accuracy", latest["train_loss"]))
-        except Diverged as end:
-            ended = str(end)
-        statement = state(paid[-1], len(paid)) if paid else None
-        summary = _summary(experiment, done, latest, folder.path, ended, statement)
-        if watch is not None and ended is None:
-            summary["guarantee"] = _guarantee(experiment, advised, records, folder)
-        summary |= {"not_private": [*sorted(looks_at_clients), "left_out"], "left_out": left_out}
-        with stage("disk"):
-            folder.finish(experiment.problem.named(x), summary, statement)
-        if profile is not None:
-            summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment)}
-            folder.note("profile", summary["profile"])
-    return summary | {"curve": sparkline(curve), "statement": None if statement is None else statement.text}
+            require_covered(experiment)
+        path, paying = out or default_path(name), _Paying()
+        rounds = start(experiment, paying, path)
+        with RunFolder.new(path, experiment.config, plan, data_digest(experiment)) as folder:
+            paying.folder = folder
+            _mention(() if quiet else experiment.unused)
+            known = None if advised is None else advised.question.constants
+            with _says_how_to_go_on(path):
+                return _train(experiment, folder, rounds, paying, manner, looking, by_plan=plan, known=known)
 
 
-def with_report(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary with the path of the run's report, a page that is made now. A page that fails is a note, no more."""
+def go_on(
+    path: Path,
+    quiet: bool,
+    tensorboard: bool = False,
+    profile: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Goes on with the run in this folder after its newest intact checkpoint, to the same bits as if it had never been
+    interrupted. Of a run that came to its end, the summary once more."""
+    if tensorboard:
+        require_tensorboard()
+    with profiled() if profile else nullcontext() as looking, RunFolder.again(path) as folder:
+        finished = folder.finished
+        if finished is not None:
+            _tell(f"the run in {path} has come to its end already.")
+            return _with_texts(finished, folder)
+        with stage("data"):
+            experiment = assemble(read(path / "config.toml"))
+        begun = read_json(path / "environment.json")
+        require_same_data(begun, experiment)
+        checkpoint, trouble = _checkpoints(experiment, folder).newest(folder.intact())
+        done = 0 if checkpoint is None else checkpoint.facts.round
+        again = repeated(experiment, path, checkpoint)
+        paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
+        rounds = start(experiment, paying, path, checkpoint, again.releases)
+        for said in (*trouble, *changes(begun), f"goes on after round {done} of {experiment.run.rounds}", *again.notes):
+            _tell(f"{said}.")
+        folder.go_on_after(done)
+        folder.note("environment", with_resumption(begun, done))
+        manner = Manner(quiet, tensorboard=tensorboard, profile=profile, stop=stop)
+        by_plan = begun.get("planned") is True
+        with _says_how_to_go_on(path):
+            return _train(experiment, folder, rounds, paying, manner, looking, checkpoint, by_plan)
+
+
+class _Paying:
+    """Pays for rounds, from the folder's ledger, and remembers by which plan. `again` of them are paid for twice: they
+    were drawn again with new noise."""
+
+    def __init__(self, folder: RunFolder | None = None, again: int = 0) -> None:
+        self.folder, self.again = folder, again
+        self.plan: Plan | None = None
+
+    def __call__(self, number: int, plan: Plan) -> None:
+        assert self.folder is not None
+        self.plan = plan
+        self.folder.pay(number, plan)
+
+
+class _Progress:
+    """What a run's records come to, whether they were read back or are new."""
+
+    def __init__(self) -> None:
+        self.done, self.left_out = 0, 0
+        self.latest: dict[str, float] = {}
+        self.looks_at_clients: set[str] = set()
+        self.curve: list[float] = []
+        self.evaluated: list[dict[str, Any]] = []
+
+    def add(self, line: dict[str, Any]) -> None:
+        own = {key: _number(value) for key, value in line.items() if key not in ABOUT}
+        private = {key: _number(v) for key, v in line["not_private"].items() if key not in (*COUNTS, *MEMORY_ERRORS)}
+        self.done, self.left_out = line["round"], self.left_out + line["not_private"]["left_out"]
+        if private:
+            self.latest, self.looks_at_clients = {**own, **private}, set(private)
+            self.evaluated.append(line)
+            self.curve.append(self.latest.get("test_accuracy", self.latest["train_loss"]))
+
+
+def _train(
+    experiment: Experiment,
+    folder: RunFolder,
+    rounds: Iterator[Round],
+    paying: _Paying,
+    manner: Manner,
+    profile: Profile | None,
+    checkpoint: Checkpoint | None = None,
+    by_plan: bool = False,
+    known: "Constants | None" = None,
+) -> dict[str, Any]:
+    watch, progress, ended = _watch(experiment), _Progress(), None
+    for line in folder.records:
+        progress.add(line)
+    begun, x = progress.done, experiment.problem.init(generator(experiment.run.seed, "init"))
+    if checkpoint is not None:
+        x = checkpoint.server.x
+    checkpoints, r = _checkpoints(experiment, folder), None
     try:
-        from fednormec.report import write_report
-        from fednormec.results import read_run
+        with (
+            shown(experiment.run.rounds, manner.quiet, begun) as show,
+            logged(folder.path, begun) if manner.tensorboard else nullcontext() as log,
+        ):
+            for r in rounds:
+                x = r.x
+                with stage("evaluation"):
+                    measured = None if watch is None or r.metrics is None else watch(r)
+                line = record(r, measured)
+                with stage("disk"):
+                    folder.add(line)
+                    if log is not None:
+                        log(line)
+                progress.add(line)
+                show(r.number, r.metrics, None if r.plan is None else _spent(r))
+                manner.on_round(r.number)
+                if r.number < experiment.run.rounds:
+                    _keep(checkpoints, folder, r, manner.stop())
+    except Diverged as end:
+        ended = str(end)
+    if folder.differs is not None:
+        _tell(differs(folder.differs, experiment))
+    statement = _statement(experiment, folder, paying)
+    summary = summarize(experiment, progress.done, progress.latest, folder.path, ended, statement)
+    if watch is not None and ended is None:
+        summary["guarantee"] = _guarantee(experiment, by_plan, known, progress.evaluated, folder)
+    summary |= {"not_private": [*sorted(progress.looks_at_clients), "left_out"], "left_out": progress.left_out}
+    with stage("disk"):
+        if experiment.run.keep_checkpoint and r is not None and ended is None:  # else memories are ahead
+            checkpoints.save(r)
+        folder.finish(experiment.problem.named(x), summary, statement)
+        tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
+    if profile is not None:
+        summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment)}
+        folder.note("profile", summary["profile"])
+    return summary | {"curve": sparkline(progress.curve), "statement": None if statement is None else statement.text}
 
-        out = Path(summary["out"])
-        return summary | {"report": str(write_report([read_run(out)], out / "report.html"))}
-    except Exception as error:
-        print(f"note: the report could not be made: {error}", file=sys.stderr)
-        return summary
+
+def _checkpoints(experiment: Experiment, folder: RunFolder) -> Checkpoints:
+    run, rounds = experiment.run, experiment.run.checkpoint_rounds
+    if rounds is None and experiment.privacy is not None and experiment.privacy.randomness == "secure":
+        rounds = 1
+    return Checkpoints(folder.path, folder.config_digest, rounds, run.checkpoint_seconds)
+
+
+def _keep(checkpoints: Checkpoints, folder: RunFolder, r: Round, stop: bool) -> None:
+    """A checkpoint when it is time, or when this is to be the last round for now."""
+    if not (stop or checkpoints.due(r.number)):
+        return
+    with stage("disk"):
+        folder.sync()
+        try:
+            checkpoints.save(r)
+        except NotWritten as error:
+            if stop:
+                raise
+            _tell(f"{error} The run goes on without this checkpoint.")
+    if stop:
+        raise Stopped(f"stopped after round {r.number}.")
+
+
+@contextmanager
+def _says_how_to_go_on(path: Path) -> Iterator[None]:
+    """What ends a run early and leaves it fit to go on: being asked to, a full disk."""
+    how = f"To go on: fednormec run --resume {shlex.quote(str(path))}"
+    try:
+        yield
+    except Stopped as end:
+        raise Stopped(f"{end} {how}") from None
+    except KeyboardInterrupt:
+        raise StoppedAtOnce(f"stopped at once; the last checkpoint stands. {how}") from None
+    except (NotWritten, OSError) as error:
+        raise UserError(f"{str(error).rstrip('.')}. {how}") from error
+
+
+def _statement(experiment: Experiment, folder: RunFolder, paying: _Paying) -> Statement | None:
+    """What may be said of all that was released, which is what the ledger has paid for."""
+    if experiment.privacy is None:
+        return None
+    plan = paying.plan
+    if plan is None:  # nothing was left to do
+        participation = experiment.participation
+        if not experiment.algorithm.idle_clients_advance:
+            participation = participation.asleep()
+        plan = planned(
+            experiment.problem, experiment.algorithm, participation, experiment.privacy, experiment.run.rounds
+        )
+        folder.open_ledger(plan)
+    return state(plan, folder.releases, paying.again) if folder.releases else None
+
+
+def _with_texts(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """A summary that was read back, with what is not in the file."""
+    progress, text = _Progress(), folder.path / "privacy.txt"
+    folder.go_on_after(folder.intact())
+    for line in folder.records:
+        progress.add(line)
+    statement = text.read_text(encoding="utf-8").rstrip("\n") if text.is_file() else None
+    return summary | {"out": str(folder.path), "curve": sparkline(progress.curve), "statement": statement}
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+def _tell(said: str) -> None:
+    print(f"note: {said}", file=sys.stderr, flush=True)
 
 
 def _watch(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
@@ -147,7 +296,7 @@ def _watch(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None
 
 
 def _guarantee(
-    experiment: Experiment, advised: "Answer | None", records: list[dict[str, Any]], folder: RunFolder
+    experiment: Experiment, by_plan: bool, known: "Constants | None", records: list[dict[str, Any]], folder: RunFolder
 ) -> dict[str, Any]:
     """Compares what was measured with what is guaranteed: a picture, a file, and the gist for the summary.
 
@@ -161,7 +310,7 @@ def _guarantee(
     at_start = gradient_norms(experiment.problem, x0)[0]
     picture = folder.path / "guarantee.png"
     try:
-        promise, from_data = promise_of(experiment, None if advised is None else advised.question.constants)
+        promise, from_data = promise_of(experiment, known)
     except UserError as error:
         measured_against_guaranteed(None, records, at_start, picture)
         return {"covered": False, "why_not": str(error)}
@@ -174,7 +323,7 @@ def _guarantee(
         "bound_round_by_round": facts["round_by_round"]["bound"],
         "measured": min([at_start, *before_last]),
         "models_measured": 1 + len(before_last),
-        "planned": advised is not None,
+        "planned": by_plan,
         "not_private": True,
     }
     whole = {"constants": asdict(promise.constants), "constants_from_data": from_data}
@@ -214,78 +363,4 @@ def _spent(r: Round) -> str:
 
 def _mention(unused: tuple[str, ...]) -> None:
     for section in unused:
-        print(f"note: this run has no use for [{section}].", file=sys.stderr)
-
-
-def describe(summary: dict[str, Any]) -> str:
-    """The summary for a person."""
-    metrics = summary["metrics"]
-    lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
-             f"{summary['parameters']:,} parameters"]  # fmt: skip
-    if "test_accuracy" in metrics:
-        lines.append(f"test accuracy  {metrics['test_accuracy']:.1%}  {summary['curve']}")
-    if "test_loss" in metrics:
-        lines.append(f"test loss      {metrics['test_loss']:.4f}")
-    if "train_loss" in metrics:
-        lines.append(f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)")
-    if "gradient_norm" in metrics:
-        lines.append(f"gradient norm  {metrics['gradient_norm']:.3e}")
-    guarantee = summary.get("guarantee", {})
-    if guarantee:
-        lines.append(f"guaranteed     {_guaranteed(guarantee)}")
-    if summary["left_out"]:
-        lines.append(f"left out       {summary['left_out']} updates that were not finite")
-    if summary["status"] == "budget_spent":
-        lines.append(f"stopped        {summary['message']}")
-    lines += [f"privacy        {summary['statement'] or summary['privacy']}", f"run folder     {summary['out']}"]
-    if "report" in summary:
-        lines.append(f"report         {summary['report']}")
-    if "profile" in summary:
-        lines += ["", table(summary["profile"])]
-    return "\n".join(lines)
-
-
-def _guaranteed(guarantee: dict[str, Any]) -> str:
-    if not guarantee["covered"]:
-        return f"nothing: {guarantee['why_not']}"
-    empty = ": vacuous" if guarantee["vacuous"] else ""
-    return (
-        f"min E‖∇f‖ ≤ {guarantee['bound']:.4g}{empty}, round by round {guarantee['bound_round_by_round']:.4g}; "
-        f"least of {guarantee['models_measured']} models measured {guarantee['measured']:.4g}  (not private)"
-    )
-
-
-def _summary(
-    experiment: Experiment,
-    rounds: int,
-    metrics: dict[str, float],
-    out: Path,
-    ended: str | None,
-    statement: Statement | None,
-) -> dict[str, Any]:
-    status = "done" if ended is None else "diverged"
-    if statement is not None and ended is None and rounds < experiment.run.rounds:
-        status = "budget_spent"
-        ended = (
-            f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed the budget of "
-            f"ε = {statement.facts['budget']:g}"
-        )
-    summary: dict[str, Any] = {
-        "method": experiment.algorithm.name,
-        "rounds": rounds,
-        "metrics": metrics,
-        "out": str(out),
-        "status": status,
-        "message": ended,
-        "local": experiment.algorithm.local.name,
-        "bound": experiment.algorithm.bound.name,
-        "participation": experiment.participation.name,
-        "idle": experiment.participation.idle if experiment.algorithm.idle_clients_advance else "sleep",
-        "clients": experiment.problem.num_clients,
-        "parameters": experiment.problem.dim,
-        "privacy": "none: no noise was added, the clients' data are not protected",
-    }
-    if statement is not None:
-        shown_facts = ("private", "epsilon", "delta", "accountant", "noise_std", "trust", "adjacency")
-        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in shown_facts}}
-    return summary
+        _tell(f"this run has no use for [{section}].")

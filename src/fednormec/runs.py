@@ -1,14 +1,16 @@
 """The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
 model (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and
 what may be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed
-(guarantee.json, guarantee.png). `fednormec run` adds a page about it (report.html). A folder is made once and never
-written over."""
+(guarantee.json, guarantee.png). `fednormec run` adds a page about it (report.html). While a run goes on there are
+checkpoints (checkpoint-N.safetensors), from which it can go on after a crash. A folder is made once and never written
+over."""
 
 import json
 import math
 import platform
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,11 +19,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fednormec.config import Section, dump
-from fednormec.errors import UserError
+from fednormec.errors import NotWritten, UserError
+from fednormec.files import Lines, digest, replace_text, replaced
 from fednormec.privacy.ledger import Ledger
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement
@@ -30,14 +33,36 @@ PACKAGES = ("fednormec", "torch", "numpy", "scipy", "scikit-learn", "safetensors
 
 
 class RunFolder:
-    """A fresh folder being filled by one run."""
+    """A folder that one run fills, and nobody else meanwhile. `records` are those of the rounds that need not be
+    computed again; of those that must, `differs` is the first that came out differently."""
 
-    def __init__(self, path: Path, config: Mapping[str, Section]) -> None:
-        self.path = _fresh(path)
-        (self.path / "config.toml").write_text(dump(config), encoding="utf-8")
-        _write_json(self.path / "environment.json", environment())
-        self._metrics = open(self.path / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
+    def __init__(self, path: Path, metrics: Lines) -> None:
+        self.path, self._metrics = path, metrics
         self._ledger: Ledger | None = None
+        self.records: list[dict[str, Any]] = []
+        self._before = deque[bytes]()
+        self._size = 0
+        self.differs: int | None = None
+
+    @classmethod
+    def new(
+        cls, path: Path, config: Mapping[str, Section], planned: bool = False, data: str | None = None
+    ) -> "RunFolder":
+        folder = cls(path, _fresh(path))
+        try:
+            replace_text(path / "config.toml", dump(config))
+            folder.note("environment", environment() | {"planned": planned, "data": data})
+        except BaseException:
+            folder._metrics.close()
+            raise
+        return folder
+
+    @classmethod
+    def again(cls, path: Path) -> "RunFolder":
+        """The folder of a run that did not come to its end, or did: see `finished`."""
+        if not (path / "config.toml").is_file() or not (path / "metrics.jsonl").is_file():
+            raise UserError(f"{path} holds no run to go on with.")
+        return cls(path, Lines(path / "metrics.jsonl", new=False))
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -47,31 +72,85 @@ class RunFolder:
         if self._ledger is not None:
             self._ledger.close()
 
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a run that came to its end."""
+        found = read_json(self.path / "summary.json")
+        return found if {"method", "rounds", "metrics", "status"} <= set(found) else None
+
+    @property
+    def config_digest(self) -> str:
+        return digest(self.path / "config.toml")
+
+    @property
+    def releases(self) -> int:
+        """How many rounds are paid for."""
+        return 0 if self._ledger is None else self._ledger.releases
+
+    def intact(self) -> int:
+        """How many rounds have a record that can be read, from the first on."""
+        return len(self._read()[0])
+
+    def go_on_after(self, round: int) -> None:
+        """Keeps the records up to this round. Those of later ones stay as long as they come out the same again."""
+        records, lines = self._read()
+        self.records, self._before = records[:round], deque(lines[round:])
+        self._metrics.cut(sum(len(line) + 1 for line in lines))
+        self._size = sum(len(line) + 1 for line in lines[:round])
+
     def pay(self, number: int, plan: Plan) -> None:
         """The ledger's line for a round about to be released; on the disk when this returns."""
+        self.open_ledger(plan).add(number)
+
+    def open_ledger(self, plan: Plan) -> Ledger:
         if self._ledger is None:
-            self._ledger = Ledger(self.path / "ledger.jsonl")
-        self._ledger.add(number, plan)
+            self._ledger = Ledger(self.path / "ledger.jsonl", plan)
+        return self._ledger
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One round's record, readable at once."""
-        self._metrics.write(to_json(record) + "\n")
-        self._metrics.flush()
+        line = to_json(record)
+        if self._before:
+            if self._before.popleft() == line.encode():
+                self._size += len(line.encode()) + 1
+                return
+            self._before.clear()
+            self._metrics.cut(self._size)
+            self.differs = record["round"]
+        self._metrics.add(line)
+
+    def sync(self) -> None:
+        """All records are on the disk."""
+        self._metrics.sync()
 
     def note(self, name: str, content: Mapping[str, Any]) -> None:
         """One more file, name.json."""
-        _write_json(self.path / f"{name}.json", content)
+        replace_text(self.path / f"{name}.json", to_json(content, indent=2) + "\n")
 
     def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
         """The model and the summary: a folder that has both holds a run that came to its end."""
+        self.sync()
         if statement is not None:
-            (self.path / "privacy.txt").write_text(statement.text + "\n", encoding="utf-8")
-            _write_json(self.path / "privacy.json", statement.facts)
-        save_file(
-            {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()},
-            self.path / "model.safetensors",
-        )
-        _write_json(self.path / "summary.json", summary)
+            replace_text(self.path / "privacy.txt", statement.text + "\n")
+            self.note("privacy", statement.facts)
+        with replaced(self.path / "model.safetensors") as file:
+            file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
+        self.note("summary", summary)
+
+    def _read(self) -> tuple[list[dict[str, Any]], list[bytes]]:
+        """Records and their lines, as far as they are whole and in order."""
+        records: list[dict[str, Any]] = []
+        lines: list[bytes] = []
+        for line in self._metrics.read()[:-1]:
+            try:
+                record = json.loads(line)
+                if record["round"] != len(records) + 1 or not isinstance(record["not_private"], dict):
+                    break
+            except (ValueError, KeyError, TypeError, RecursionError):
+                break
+            records.append(record)
+            lines.append(line)
+        return records, lines
 
 
 def to_json(content: Mapping[str, Any], indent: int | None = None) -> str:
@@ -100,21 +179,27 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _fresh(path: Path) -> Path:
+def read_json(path: Path) -> dict[str, Any]:
+    """What a .json file holds, empty if there is nothing that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _fresh(path: Path) -> Lines:
+    """A folder that is there and holds nothing but the open metrics."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in path.iterdir())
         if held:
             what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
             raise UserError(f"the output folder {path} {what}: nothing was changed; choose another with --out.")
-        (path / "metrics.jsonl").touch(exist_ok=False)
-    except OSError as error:
-        raise UserError(f"the output folder {path} cannot be made: {error.strerror or error}.") from error
-    return path
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
+        return Lines(path / "metrics.jsonl", new=True)
+    except (OSError, NotWritten) as error:
+        why = getattr(error.__cause__ or error, "strerror", None) or error
+        raise UserError(f"the output folder {path} cannot be made: {why}.") from error
 
 
 def _finite(value: Any) -> Any:

@@ -28,13 +28,19 @@ class Pool(NamedTuple):
         """The threads, each set to do its own arithmetic alone: that is faster for many clients, and the bits of a
         result do not depend on how many threads there are."""
         keep_freed_memory()
-        ready = Barrier(self.workers + 1)
-        with ThreadPoolExecutor(self.workers, initializer=_compute_alone) as executor:
+        ready, patient = Barrier(self.workers + 1), True
+        executor = ThreadPoolExecutor(self.workers, initializer=_compute_alone)
+        try:
             with one_arithmetic_thread():  # restores the setting, which is torch's default for new threads too
                 for _ in range(self.workers):
                     executor.submit(ready.wait)  # a thread that waits cannot take a second one: all start now
                 ready.wait()
             yield executor.submit
+        except KeyboardInterrupt:
+            patient = False  # whoever is in a hurry does not wait for a tile
+            raise
+        finally:
+            executor.shutdown(wait=patient, cancel_futures=not patient)
 
     def in_order(self, submit: Submit, work: Callable[[list[T]], R], items: list[T], per_item: int) -> Iterator[R]:
         """work() of each chunk of items, in the items' order, with at most two chunks per thread under way."""

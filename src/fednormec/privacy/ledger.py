@@ -2,46 +2,77 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.errors import UserError
+from fednormec.files import Lines
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Hidden, Open, Release
 from fednormec.privacy.mechanism import Plan, require_delta
 
 
 class Ledger:
-    """An append-only file: the first line says what one release is, each further line is one of them."""
+    """An append-only file: the first line says what one release is, each further line is one of them.
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._empty = True
-        folder = os.open(path.parent, os.O_RDONLY)  # the name of a new file must be on the disk, too
+    A ledger that is there already is gone on with. Rounds that it holds are computed again after a crash: with seeded
+    noise that is the same release, whose line stays the only one; with secure noise it is a new one, with a new line.
+    """
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self._plan, self._name, there = plan, path.name, path.exists()
+        self._file = Lines(path, new=not there)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            self._old = self._take_up() if there else []
+            if not self._old:
+                self._file.add(self._head(), durable=True)
+        except BaseException:
+            self._file.close()
+            raise
+        self.releases = max(0, len(self._old) - 1)
 
-    def add(self, number: int, plan: Plan) -> None:
+    def add(self, number: int) -> None:
         """Pays for a round: when this returns, the line is on the disk."""
-        if self._empty:
-            release = plan.mechanism.release()
-            kind = "hidden" if isinstance(release, Hidden) else "open"
-            self._write({"release": {"kind": kind, **release._asdict()}, "rounds_before": plan.rounds_before})
-            self._empty = False
-        spent = plan.spent(number)
-        reached = spent if math.isfinite(spent) else None
-        self._write({"round": number, "epsilon": reached, "delta": plan.delta, **plan.label})
+        if number > self.releases or self._plan.mechanism.secure:
+            self._file.add(self._line(number, self.releases + 1), durable=True)
+            self.releases += 1
+        elif self._old[number] != self._line(number, number):
+            raise UserError(f"{self._name} has another line for round {number} than this run: nothing was released.")
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _head(self) -> str:
+        release = self._plan.mechanism.release()
+        kind = "hidden" if isinstance(release, Hidden) else "open"
+        return json.dumps({"release": {"kind": kind, **release._asdict()}, "rounds_before": self._plan.rounds_before})
+
+    def _line(self, number: int, releases: int) -> str:
+        spent = self._plan.spent(releases)
+        reached = spent if math.isfinite(spent) else None
+        return json.dumps({"round": number, "epsilon": reached, "delta": self._plan.delta, **self._plan.label})
+
+    def _take_up(self) -> list[str]:
+        """The lines that are there. One that was cut off was never released, and is completed: a ledger only grows."""
+        *whole, cut = self._file.read()
+        lines = [line.decode(errors="replace") for line in whole]
+        if lines and lines[0] != self._head():
+            raise UserError(f"{self._name} is of another mechanism than this run's: nothing was changed.")
+        if cut:
+            self._complete(cut, lines)
+        return lines
+
+    def _complete(self, cut: bytes, lines: list[str]) -> None:
+        if self._plan.mechanism.secure and lines:  # of which round is not known: it counts, whatever it says
+            missing, line = b"\n", cut.decode(errors="replace")
+        else:
+            line = self._line(len(lines), len(lines)) if lines else self._head()
+            missing = f"{line}\n".encode().removeprefix(cut)
+            if not line.encode().startswith(cut):
+                raise UserError(f"the last line of {self._name} is damaged: nothing was changed.")
+        self._file.extend(missing)
+        self._file.sync()
+        lines.append(line)
 
 
 class Spent(NamedTuple):
@@ -54,6 +85,13 @@ class Spent(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """The ε of it at any δ, computed anew from the ledger alone."""
         return accounting.epsilon(self.release, self.rounds_before + self.rounds, require_delta(delta))
+
+
+def spent_in(folder: Path) -> Spent | None:
+    """What the ledger of a run folder says; None without one, or where its first line is not whole: that is on the disk
+    before anything is released."""
+    path = folder / "ledger.jsonl"
+    return read_ledger(path) if path.exists() and b"\n" in path.read_bytes() else None
 
 
 def read_ledger(path: Path | str) -> Spent:

@@ -42,8 +42,9 @@ class Statement:
         return self.text.partition("\n")[0]
 
 
-def state(plan: Plan, rounds: int) -> Statement:
-    """The statement after `rounds` releases."""
+def state(plan: Plan, rounds: int, again: int = 0) -> Statement:
+    """The statement after `rounds` releases, `again` of which were of rounds that were interrupted and then drawn
+    again."""
     mechanism = plan.mechanism
     epsilon, second = plan.epsilon(rounds), mechanism.epsilon(plan.rounds_before + rounds, plan.delta, "rdp")
     facts: dict[str, Any] = {
@@ -64,6 +65,7 @@ def state(plan: Plan, rounds: int) -> Statement:
         "colluders": mechanism.colluders,
         "min_cohort": mechanism.min_cohort,
         "rounds": rounds,
+        "rounds_drawn_again": again,
         "rounds_planned": plan.planned,
         "rounds_of_runs_before": plan.rounds_before,
         "budget": plan.budget,
@@ -73,7 +75,7 @@ def state(plan: Plan, rounds: int) -> Statement:
         "stream": mechanism.stream,
         "settings_from_data": plan.settings_from_data,
     }
-    entries = [*_grounds(plan, rounds, second), *(("not covered", text) for text in _not_covered(plan))]
+    entries = [*_grounds(plan, rounds, again, second), *(("not covered", text) for text in _not_covered(plan))]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
     return Statement(epsilon, plan.delta, text, facts)
 
@@ -102,12 +104,13 @@ def _claim(plan: Plan, epsilon: float) -> str:
     return f"{said} for each client ({m.trust}, {m.adjacency}){asked}{weak}"
 
 
-def _grounds(plan: Plan, rounds: int, second: float) -> Iterator[tuple[str, str]]:
+def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tuple[str, str]]:
     m = plan.mechanism
     yield "unit", f"the client with its whole data set; neighbours: {ADJACENCY[m.adjacency]}"
     yield "trust", TRUST[m.trust]
     what = "rounds of noisy messages" if m.trust == "local" else "noisy sums, one a round,"
-    yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory"
+    repeated = f" ({again} of them of rounds that were interrupted and drawn again)" if again else ""
+    yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory{repeated}"
     where = "the sum" if m.trust == "central" else "each message"
     yield "noise", f"Gaussian, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}"
     sampling = SAMPLING[m.participation.select is None].format(p=m.p, name=m.participation.name)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fednormec.config import read
 from fednormec.errors import UserError
 from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
-from fednormec.privacy.ledger import Spent, read_ledger
+from fednormec.privacy.ledger import Spent, spent_in
 from fednormec.privacy.mechanism import NOT_PRIVATE, TOTAL_NORM
 from fednormec.privacy.statement import up
 from fednormec.results import PUBLIC
@@ -84,13 +84,12 @@ def price_text(price: Price) -> str:
 
 
 def _run(path: Path) -> _Run:
-    ledger, metrics = path / "ledger.jsonl", path / "metrics.jsonl"
-    paid = ledger.exists() and b"\n" in ledger.read_bytes()  # the first line is whole before anything is released
+    metrics = path / "metrics.jsonl"
     released = metrics.exists() and metrics.stat().st_size > 0
     config = read(path / "config.toml")
     seed = config.get("run", {}).get("seed")
     clients = repr((config.get("problem"), config.get("data"), seed))
-    return _Run(clients, seed, config.get("privacy"), read_ledger(ledger) if paid else None, released)
+    return _Run(clients, seed, config.get("privacy"), spent_in(path), released)
 
 
 def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:

@@ -1,0 +1,120 @@
+"""Files that survive a crash: whole or not there, line by line, and one process at a time."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from fednormec.errors import NotWritten, UserError
+
+PART = ".part"  # what a crash can leave: a file that did not come to its end
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` once all of it is on the disk. Until then, and if anything goes
+    wrong, what was there before stands."""
+    part = path.with_name(path.name + PART)
+    with _said(path):
+        try:
+            with open(part, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    with replaced(path) as file:
+        file.write(text.encode())
+
+
+class Lines:
+    """A file that only grows, a line at a time; each is one write, so that whoever reads meanwhile finds whole lines.
+
+    It is locked as long as it is open: a second process that opens it is refused.
+    """
+
+    def __init__(self, path: Path, new: bool) -> None:
+        self._path = path
+        with _said(path):
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0), 0o666)
+            try:
+                self._lock()
+                if new:
+                    sync_folder(path.parent)  # the name of a new file must be on the disk, too
+            except BaseException:
+                os.close(self._file)
+                raise
+
+    def read(self) -> list[bytes]:
+        """All lines; the last is what follows the last line end, nothing or a line that was cut off."""
+        return self._path.read_bytes().split(b"\n")
+
+    def add(self, line: str, durable: bool = False) -> None:
+        """When this returns the line can be read; with `durable` it is on the disk."""
+        self.extend(f"{line}\n".encode())
+        if durable:
+            self.sync()
+
+    def extend(self, content: bytes) -> None:
+        with _said(self._path):
+            while content:
+                content = content[os.write(self._file, content) :]
+
+    def cut(self, size: int) -> None:
+        """Only the first `size` bytes stay."""
+        with _said(self._path):
+            os.ftruncate(self._file, size)
+
+    def sync(self) -> None:
+        with _said(self._path):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is at work in {self._path.parent}: wait for its end.") from None
+        except OSError:
+            pass  # a file system without locks
+
+
+def sync_folder(folder: Path) -> None:
+    """What the folder's files are called is on the disk."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, or of all files in a folder and their names."""
+    found = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            found.update(str(file.relative_to(path)).encode("utf-8", "surrogateescape"))
+            with open(file, "rb") as content:
+                while block := content.read(2**24):
+                    found.update(block)
+    return found.hexdigest()
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """What the system refuses becomes a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(f"{path} cannot be written: {error.strerror or error}.") from error

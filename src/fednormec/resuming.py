@@ -1,0 +1,70 @@
+"""Going on with a run: what must be as it was, what is computed again, and what that costs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fednormec.checkpoint import Checkpoint
+from fednormec.errors import UserError
+from fednormec.experiment import Experiment, data_digest
+from fednormec.privacy.ledger import spent_in
+from fednormec.runs import environment
+
+
+class Repeated(NamedTuple):
+    """How many releases count before the next round, and what to say about those that the checkpoint does not know."""
+
+    releases: int
+    notes: tuple[str, ...]
+
+
+def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None) -> Repeated:
+    """A round that is computed again with seeded noise is the release that the ledger has paid for already; with secure
+    noise it is one more. What was paid for last may not have been released: the ledger can only say too much."""
+    known = 0 if checkpoint is None else checkpoint.facts.releases
+    spent = spent_in(folder)
+    paid = 0 if spent is None else spent.rounds
+    if paid < known:
+        raise UserError(
+            f"ledger.jsonl has {paid} rounds, but {known} were released: it is damaged; nothing was changed."
+        )
+    if experiment.privacy is None or paid == known:
+        return Repeated(known, ())
+    rounds = (
+        f"the ledger has paid for {paid - known} more {'round' if paid == known + 1 else 'rounds'}, the last of which "
+    )
+    rounds += "may not have been released"
+    if experiment.privacy.randomness == "seeded":
+        return Repeated(known, (f"{rounds}; they are computed again with the same noise, which releases nothing new",))
+    return Repeated(paid, (f"{rounds}; they are drawn again with new noise, so that both count",))
+
+
+def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
+    """`begun` is the environment that the run wrote down when it began."""
+    if begun.get("data") != data_digest(experiment):
+        raise UserError(f"the data in {experiment.config['data']['source']} are not those that the run began with: put "
+                        "them back, or start a new run.")  # fmt: skip
+
+
+def changes(begun: dict[str, Any]) -> Iterator[str]:
+    """What the last digits of a result may depend on, where it is not what it was."""
+    now, before = environment(), begun.get("versions")
+    pairs = [(key, begun.get(key), now[key]) for key in ("python", "platform", "commit")]
+    if isinstance(before, dict):
+        pairs += [(name, before.get(name), new) for name, new in now["versions"].items()]
+    found = [f"{name} is {new}, not {old}" for name, old, new in pairs if old not in (None, new)]
+    if found:
+        yield f"since the run began {', '.join(found)}: the last digits may be others than without an interruption"
+
+
+def with_resumption(begun: dict[str, Any], done: int) -> dict[str, Any]:
+    """The environment, with that of one more process that went on after `done` rounds."""
+    earlier = begun.get("resumed")
+    return begun | {"resumed": [*(earlier if isinstance(earlier, list) else []), environment() | {"after_round": done}]}
+
+
+def differs(round: int, experiment: Experiment) -> str:
+    said = f"round {round} came out differently from before the interruption"
+    if experiment.privacy is None or experiment.privacy.randomness == "secure":
+        return f"{said}."
+    return f"{said}: with the same noise, whoever has seen both learns more than ε says."
