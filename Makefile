@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test check setup bench bench-growth verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test check setup bench bench-growth soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -35,6 +35,19 @@ bench: $(READY) $(PFL)/.ready $(FLOWER)/.ready
 # time and memory with more clients and parameters: minutes, 8 GB of memory
 bench-growth: $(READY)
 	$(BIN)/python benchmarks/growth.py
+
+# 20,000 rounds of a private run: does anything grow?  minutes
+soak: $(READY)
+	$(BIN)/python tests/soak.py
+
+# thousands of damaged configs, data files, ledgers and checkpoints, other ones every time; and hundreds of kills: minutes
+fuzz: $(READY)
+	for kind in config data run; do \
+	  folder=$$(mktemp -d) && $(BIN)/python tests/fuzz.py $$folder $$kind 5000 $$(date +%s) && rm -r $$folder || exit 1; done
+
+crashes: $(READY)
+	for mode in 'random 300' calls; do \
+	  folder=$$(mktemp -d) && $(BIN)/python tests/crashes.py $$folder $$mode && rm -r $$folder || exit 1; done
 
 # every guarantee against hundreds of random problems: minutes
 verify-theory: $(READY)

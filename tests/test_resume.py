@@ -268,7 +268,21 @@ def test_lost_metrics_send_it_further_back(tmp_path, capsys):
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(True)[:7])[:-5])
     go_on(tmp_path / "out", quiet=True)
     assert same(tmp_path / "whole", tmp_path / "out")
-    assert "checkpoint-8.safetensors cannot be used: metrics.jsonl ends before its round" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "checkpoint-8.safetensors cannot be used: metrics.jsonl is not what it was then" in said
+    assert "goes on after round 6" in said
+
+
+def test_records_that_were_changed_are_made_again(tmp_path, capsys):
+    whole(tmp_path / "whole", *PRIVATE)
+    interrupted(tmp_path / "out", *PRIVATE)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"computed": 6', '"computed": 7', 1))
+    go_on(tmp_path / "out", quiet=True)
+    assert same(tmp_path / "whole", tmp_path / "out")
+    said = capsys.readouterr().err
+    assert said.count("metrics.jsonl is not what it was then") == 2
+    assert "round 1 came out differently" in said
 
 
 @pytest.mark.parametrize(
@@ -391,9 +405,9 @@ def test_impossible_intervals_are_said(fednormec_: Command, setting):
 # processes
 
 
-def command(*arguments: str, **how: Any) -> "subprocess.Popen[str]":
+def command(*arguments: str) -> "subprocess.Popen[str]":
     line = [sys.executable, "-m", "fednormec", "run", *arguments]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def under_way(out: Path, rounds: int = 2, seconds: float = 60) -> None:
@@ -453,19 +467,19 @@ def test_ctrl_c_twice_stops_at_once(tmp_path):
     assert "Traceback" not in err
 
 
-def limited(bytes_: int) -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+def limited(size: int, *arguments: str) -> "subprocess.Popen[str]":
+    """The command, whose files may not grow beyond so many bytes."""
+    code = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
+            "os.execv(sys.executable, [sys.executable, '-m', 'fednormec', 'run', *sys.argv[2:]])")  # fmt: skip
+    line = [sys.executable, "-c", code, str(size), *arguments]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_checkpoint_that_does_not_fit_is_said_and_the_run_goes_on(tmp_path):
     """Files may not grow beyond 20 kB: enough for the metrics, not for a checkpoint of 60 memories."""
     fits = ("data.clients=60", "model.name=linear", "run.rounds=20", "run.checkpoint_rounds=9")
     whole(tmp_path / "whole", *fits)
-    with command(
-        str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*fits), preexec_fn=lambda: limited(20_000)
-    ) as process:
+    with limited(20_000, str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*fits)) as process:
         err = process.communicate(timeout=60)[1]
     notes = [line for line in err.splitlines() if ".safetensors" in line]
     assert len(notes) == 2
@@ -480,9 +494,7 @@ def test_a_checkpoint_that_does_not_fit_is_said_and_the_run_goes_on(tmp_path):
 def test_where_not_even_the_ledger_fits_nothing_more_is_released(tmp_path):
     asked = ("data.clients=6", "model.name=linear", "run.rounds=40", "privacy.noise_std=2", "run.checkpoint_rounds=5")
     whole(tmp_path / "whole", *asked)
-    with command(
-        str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*asked), preexec_fn=lambda: limited(1_500)
-    ) as process:
+    with limited(1_500, str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*asked)) as process:
         err = process.communicate(timeout=60)[1]
     assert process.returncode == 2
     last = err.splitlines()[-1]

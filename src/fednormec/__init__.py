@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fednormec.engine import train as train
     from fednormec.errors import Diverged as Diverged
     from fednormec.errors import UserError as UserError
+    from fednormec.faults import faulty as faulty
     from fednormec.local import gd as gd
     from fednormec.local import ig as ig
     from fednormec.local import sgd as sgd
@@ -59,6 +60,7 @@ _HOMES = {
     ),
     "bounds": ("clip", "identity", "smooth_normalize", "top_k"),
     "errors": ("Diverged", "UserError"),
+    "faults": ("faulty",),
     "local": ("gd", "ig", "sgd"),
     "participation": ("fixed_size", "full", "poisson"),
     "privacy.audit": ("Audit", "audit_mechanism", "audit_training"),

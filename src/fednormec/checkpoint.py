@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,12 +37,13 @@ KEPT = 2  # the newest, and the one before in case that is damaged
 
 class Facts(NamedTuple):
     """What is known besides tensors: rounds done, rounds released (more, where some were drawn again), and for how many
-    updates in a row none was finite. `config` is the digest of what was asked."""
+    updates in a row none was finite. `config` and `metrics` are digests of what was asked and of the records so far."""
 
     round: int
     releases: int
     in_vain: int
     config: str
+    metrics: str
 
 
 class _Block(NamedTuple):
@@ -82,16 +84,17 @@ class Checkpoints:
         by_count = self._rounds is not None and number % self._rounds == 0
         return by_count or time.monotonic() - self._last >= self._seconds
 
-    def save(self, r: Round) -> None:
+    def save(self, r: Round, metrics: str) -> None:
         """Writes one and removes those that are no longer needed."""
         try:
-            save(path_in(self._folder, r.number), r, self._config)
+            save(path_in(self._folder, r.number), r, self._config, metrics)
             tidy(self._folder, KEPT)
         finally:
             self._last = time.monotonic()  # one that failed is tried again when the next is due
 
-    def newest(self, most: int) -> tuple[Checkpoint | None, list[str]]:
-        """The newest that is intact and of at most so many rounds; and what is wrong with those that are newer."""
+    def newest(self, metrics: Callable[[int], str | None]) -> tuple[Checkpoint | None, list[str]]:
+        """The newest that is intact and fits the records, of so many rounds, by their digest; and what is wrong with
+        those that are newer."""
         trouble: list[str] = []
         for path in newest_first(self._folder):
             try:
@@ -102,9 +105,9 @@ class Checkpoints:
             if found.facts.config != self._config:
                 raise UserError(f"config.toml was changed since {path.name} was written: put the old one back, or "
                                 "start a new run.")  # fmt: skip
-            if found.facts.round <= most:
+            if found.facts.metrics == metrics(found.facts.round):
                 return found, trouble
-            trouble.append(f"{path.name} cannot be used: metrics.jsonl ends before its round")
+            trouble.append(f"{path.name} cannot be used: metrics.jsonl is not what it was then")
         return None, trouble
 
 
@@ -112,10 +115,10 @@ def path_in(folder: Path, round: int) -> Path:
     return folder / f"{NAME}{round}{ENDING}"
 
 
-def save(path: Path, r: Round, config: str = "") -> None:
+def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
     """Writes the state after a round; when this returns it is on the disk. Take it before the next round begins, which
     moves the memories."""
-    facts = Facts(r.number, r.releases, r.in_vain, config)
+    facts = Facts(r.number, r.releases, r.in_vain, config, metrics)
     tensors = dict(zip(TENSORS, (r.server.x, r.server.memory, r.memory), strict=True))
     found = hashlib.sha256()
     with replaced(path) as file:
@@ -187,7 +190,8 @@ def _parsed(file: BinaryIO) -> tuple[Facts, dict[str, _Block]]:
     said = about["sha256"]
     if len(said) != len(NO_DIGEST) or _digest(file, header, said) != said:
         raise ValueError("its checksum is wrong: it is damaged, or was cut off")
-    facts = Facts(_count(about["round"]), _count(about["releases"]), _count(about["in_vain"]), str(about["config"]))
+    round, releases, in_vain = (_count(about[name]) for name in ("round", "releases", "in_vain"))
+    facts = Facts(round, releases, in_vain, str(about["config"]), str(about["metrics"]))
     first = at = 8 + length
     blocks = {}
     for name in TENSORS:

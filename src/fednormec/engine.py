@@ -353,6 +353,9 @@ def _tile(
         correction = algorithm.correction(server, rows) if algorithm.correction else None
     with stage("gradients"):
         updates = algorithm.local.run(problem, server.x, ids, moment, correction)
+        if updates.shape != (len(ids), problem.dim):
+            raise UserError(f"{algorithm.local.name} gave updates of shape {tuple(updates.shape)} for {len(ids)} "
+                            f"clients and {problem.dim} parameters.")  # fmt: skip
     with stage("memories"):
         unbounded = algorithm.keeps_updates or math.isinf(algorithm.bound.radius)
         broken = _not_finite(updates) if unbounded else ()  # a bound finds them by itself

@@ -1,5 +1,7 @@
 """The ways a run can end early, each one sentence for the person who started it, and the checks that say them."""
 
+import os
+
 
 class UserError(Exception):
     """A user's mistake: says what was expected, what came and what to do. The command line exits with 2."""
@@ -51,3 +53,10 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UserError(f"{name} must be {' or '.join(repr(c) for c in choices)}, not {value!r}.")
     return value
+
+
+def require_room(what: str, size: int, advice: str) -> None:
+    """Says so where something is larger than the machine's memory: the system would end the process without a word."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > there:
+        raise UserError(f"{what} would take {size / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f}: {advice}.")

@@ -44,7 +44,8 @@ from fednormec.data import (
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.sources import Takeable
 from fednormec.engine import Round, evaluation_interval, pool_for, simulate
-from fednormec.errors import UserError
+from fednormec.errors import UserError, require_room
+from fednormec.faults import FAULTS, Faults, faulty
 from fednormec.files import digest
 from fednormec.local import gd, ig, sgd
 from fednormec.models import MODELS, reset
@@ -94,6 +95,9 @@ def assemble(config: Config) -> Experiment:
         given = resolved.get("constants", {}).get(name)
         if given not in (None, size):
             raise UserError(f"constants.{name} = {given}, but the problem has {size}: leave it out.")
+    if "faults" in config:
+        resolved["faults"] = check("[faults]", config["faults"], Faults)
+        algorithm = _with_faults(algorithm, Faults(**resolved["faults"]), problem.num_clients, run.seed)
     in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
     unused = tuple(name for name in config if name not in resolved)
     return Experiment(problem, algorithm, participation, privacy, run, in_order, unused)
@@ -192,6 +196,15 @@ def _require_full_where_named(resolved: Config) -> None:
                         "fed_normec with the local operator gd and one step.")  # fmt: skip
 
 
+def _with_faults(algorithm: Algorithm, faults: Faults, num_clients: int, seed: int) -> Algorithm:
+    if faults.clients > num_clients:
+        raise UserError(f"[faults] clients = {faults.clients}, but there are {num_clients} of them.")
+    drawn = generator(seed, "faults").permutation(num_clients)[: faults.clients].tolist()
+    local = faulty(algorithm.local, FAULTS[faults.kind], drawn)
+    prime = None if algorithm.prime is None else algorithm.prime._replace(local=local)
+    return algorithm._replace(local=local, prime=prime)
+
+
 def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
     dtype, device = getattr(torch, run.dtype), _device(run.device)
 
@@ -216,6 +229,10 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
         data = _data(config, resolved, run.seed)
         build = _choose(config, resolved, "model", MODELS, given=2)
         with _sizes_from_the_config("model"):
+            with torch.device("meta"):  # as large as it will be, without its numbers
+                parameters = sum(p.numel() for p in build(data.input_shape, data.num_classes).parameters())
+            require_room(f"training a model of {parameters:,} parameters", 12 * parameters * dtype.itemsize,
+                         "take a smaller one")  # fmt: skip
             model = build(data.input_shape, data.num_classes)
         reset(model, generator(run.seed, "init"))
         return NeuralProblem(model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile)

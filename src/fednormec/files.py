@@ -37,7 +37,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 class Lines:
-    """A file that only grows, a line at a time; each is one write, so that whoever reads meanwhile finds whole lines.
+    """A file that only grows, a line at a time, and can be read meanwhile: whatever ends with a line end is whole.
 
     It is locked as long as it is open: a second process that opens it is refused.
     """

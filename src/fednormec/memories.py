@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fednormec.errors import UserError
+from fednormec.errors import UserError, require_room
 
 PAGE = mmap.PAGESIZE
 BLOCK = 2**24  # bytes that are copied at a time
@@ -26,6 +26,8 @@ class Memories:
         self.rows: Tensor
         self._map: mmap.mmap | None = None
         if folder is None or not width:
+            if device.type == "cpu":
+                require_room("the clients' memories", rows * width * dtype.itemsize, "set run.memories = 'file'")
             self.rows = torch.zeros(rows, width, dtype=dtype, device=device)
             return
         self._row_bytes = width * dtype.itemsize

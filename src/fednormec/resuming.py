@@ -63,8 +63,10 @@ def with_resumption(begun: dict[str, Any], done: int) -> dict[str, Any]:
     return begun | {"resumed": [*(earlier if isinstance(earlier, list) else []), environment() | {"after_round": done}]}
 
 
-def differs(round: int, experiment: Experiment) -> str:
+def differs(round: int, experiment: Experiment) -> Iterator[str]:
+    """What to say of a round that was computed again and came out differently, where it should not have."""
     said = f"round {round} came out differently from before the interruption"
-    if experiment.privacy is None or experiment.privacy.randomness == "secure":
-        return f"{said}."
-    return f"{said}: with the same noise, whoever has seen both learns more than ε says."
+    if experiment.privacy is None:
+        yield said
+    elif experiment.privacy.randomness == "seeded":
+        yield f"{said}: with the same noise, whoever has seen both learns more than ε says"

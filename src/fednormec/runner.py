@@ -107,7 +107,7 @@ def go_on(
             experiment = assemble(read(path / "config.toml"))
         begun = read_json(path / "environment.json")
         require_same_data(begun, experiment)
-        checkpoint, trouble = _checkpoints(experiment, folder).newest(folder.intact())
+        checkpoint, trouble = _checkpoints(experiment, folder).newest(folder.digest_of)
         done = 0 if checkpoint is None else checkpoint.facts.round
         again = repeated(experiment, path, checkpoint)
         paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
@@ -195,8 +195,8 @@ def _train(
                     _keep(checkpoints, folder, r, manner.stop())
     except Diverged as end:
         ended = str(end)
-    if folder.differs is not None:
-        _tell(differs(folder.differs, experiment))
+    for said in () if folder.differs is None else differs(folder.differs, experiment):
+        _tell(f"{said}.")
     statement = _statement(experiment, folder, paying)
     summary = summarize(experiment, progress.done, progress.latest, folder.path, ended, statement)
     if watch is not None and ended is None:
@@ -204,7 +204,7 @@ def _train(
     summary |= {"not_private": [*sorted(progress.looks_at_clients), "left_out"], "left_out": progress.left_out}
     with stage("disk"):
         if experiment.run.keep_checkpoint and r is not None and ended is None:  # else memories are ahead
-            checkpoints.save(r)
+            checkpoints.save(r, folder.digest)
         folder.finish(experiment.problem.named(x), summary, statement)
         tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
     if profile is not None:
@@ -227,7 +227,7 @@ def _keep(checkpoints: Checkpoints, folder: RunFolder, r: Round, stop: bool) -> 
     with stage("disk"):
         folder.sync()
         try:
-            checkpoints.save(r)
+            checkpoints.save(r, folder.digest)
         except NotWritten as error:
             if stop:
                 raise
@@ -248,6 +248,12 @@ def _says_how_to_go_on(path: Path) -> Iterator[None]:
         raise StoppedAtOnce(f"stopped at once; the last checkpoint stands. {how}") from None
     except (NotWritten, OSError) as error:
         raise UserError(f"{str(error).rstrip('.')}. {how}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(
+            f"the memory of this machine does not suffice. With more of it, {how[0].lower()}{how[1:]}"
+        ) from error
 
 
 def _statement(experiment: Experiment, folder: RunFolder, paying: _Paying) -> Statement | None:
@@ -269,8 +275,7 @@ def _statement(experiment: Experiment, folder: RunFolder, paying: _Paying) -> St
 def _with_texts(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
     """A summary that was read back, with what is not in the file."""
     progress, text = _Progress(), folder.path / "privacy.txt"
-    folder.go_on_after(folder.intact())
-    for line in folder.records:
+    for line in folder.readable():
         progress.add(line)
     statement = text.read_text(encoding="utf-8").rstrip("\n") if text.is_file() else None
     return summary | {"out": str(folder.path), "curve": sparkline(progress.curve), "statement": statement}

@@ -5,6 +5,7 @@ what may be said about it (privacy.txt, privacy.json); of a run that a theorem c
 checkpoints (checkpoint-N.safetensors), from which it can go on after a crash. A folder is made once and never written
 over."""
 
+import hashlib
 import json
 import math
 import platform
@@ -23,6 +24,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednormec.config import Section, dump
+from fednormec.engine import COUNTS
 from fednormec.errors import NotWritten, UserError
 from fednormec.files import Lines, digest, replace_text, replaced
 from fednormec.privacy.ledger import Ledger
@@ -41,7 +43,7 @@ class RunFolder:
         self._ledger: Ledger | None = None
         self.records: list[dict[str, Any]] = []
         self._before = deque[bytes]()
-        self._size = 0
+        self._size, self._digest = 0, hashlib.sha256()  # of the records that stand
         self.differs: int | None = None
 
     @classmethod
@@ -87,16 +89,26 @@ class RunFolder:
         """How many rounds are paid for."""
         return 0 if self._ledger is None else self._ledger.releases
 
-    def intact(self) -> int:
-        """How many rounds have a record that can be read, from the first on."""
-        return len(self._read()[0])
+    def readable(self) -> list[dict[str, Any]]:
+        """The records that are there, as far as they are whole and in order."""
+        return self._read()[0]
+
+    def digest_of(self, rounds: int) -> str | None:
+        """That of the first so many records; None where there are fewer that can be read."""
+        records, lines = self._read()
+        return None if rounds > len(records) else hashlib.sha256(b"".join(lines[:rounds])).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """That of all records up to now."""
+        return self._digest.hexdigest()
 
     def go_on_after(self, round: int) -> None:
         """Keeps the records up to this round. Those of later ones stay as long as they come out the same again."""
         records, lines = self._read()
         self.records, self._before = records[:round], deque(lines[round:])
-        self._metrics.cut(sum(len(line) + 1 for line in lines))
-        self._size = sum(len(line) + 1 for line in lines[:round])
+        self._metrics.cut(sum(map(len, lines)))
+        self._size, self._digest = sum(map(len, lines[:round])), hashlib.sha256(b"".join(lines[:round]))
 
     def pay(self, number: int, plan: Plan) -> None:
         """The ledger's line for a round about to be released; on the disk when this returns."""
@@ -109,15 +121,16 @@ class RunFolder:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One round's record, readable at once."""
-        line = to_json(record)
-        if self._before:
-            if self._before.popleft() == line.encode():
-                self._size += len(line.encode()) + 1
-                return
-            self._before.clear()
-            self._metrics.cut(self._size)
-            self.differs = record["round"]
-        self._metrics.add(line)
+        line = f"{to_json(record)}\n".encode()
+        before = self._before.popleft() if self._before else None
+        if before != line:
+            if before is not None:
+                self._before.clear()
+                self._metrics.cut(self._size)
+                self.differs = record["round"]
+            self._metrics.extend(line)
+        self._size += len(line)
+        self._digest.update(line)
 
     def sync(self) -> None:
         """All records are on the disk."""
@@ -144,12 +157,12 @@ class RunFolder:
         for line in self._metrics.read()[:-1]:
             try:
                 record = json.loads(line)
-                if record["round"] != len(records) + 1 or not isinstance(record["not_private"], dict):
-                    break
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, RecursionError):
+                break
+            if not _is_record(record, len(records) + 1):
                 break
             records.append(record)
-            lines.append(line)
+            lines.append(line + b"\n")
         return records, lines
 
 
@@ -177,6 +190,17 @@ def environment() -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }
+
+
+def _is_record(found: Any, number: int) -> bool:
+    """Whether this can be what a round wrote down: numbers, those about clients apart and with a count of them."""
+    if not (isinstance(found, dict) and found.get("round") == number and isinstance(found.get("not_private"), dict)):
+        return False
+    figures = {key: value for key, value in found.items() if key not in ("round", "label", "not_private")}
+    apart = found["not_private"]
+    numbers = all(value is None or type(value) in (int, float) for value in (*figures.values(), *apart.values()))
+    counted = all(type(apart.get(name)) is int for name in COUNTS)
+    return numbers and counted and (len(apart) == len(COUNTS) or "train_loss" in apart)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -57,6 +57,9 @@ class Examples:
         return iter((self.x, self.y))
 
 
+MOST_CLASSES = 100_000  # or as many as there are examples: beyond that labels are something else, such as identities
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """Each client's own examples and a public test set: one example shape and one dtype throughout."""
@@ -80,7 +83,13 @@ class FederatedData:
     @property
     def num_classes(self) -> int:
         """The largest label anywhere, plus one."""
-        return 1 + max(int(examples.y.max()) for examples in self._all())
+        found = 1 + max(int(examples.y.max()) for examples in self._all())
+        if found > max(MOST_CLASSES, sum(len(examples) for examples in self.clients)):
+            raise UserError(
+                f"expected labels that number the classes from 0 on, got {found - 1:,} among them, and a model would "
+                "have an output for each number up to that; number the classes anew"
+            )
+        return found
 
     @property
     def input_shape(self) -> tuple[int, ...]:

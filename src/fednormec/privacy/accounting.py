@@ -56,7 +56,7 @@ class Open(NamedTuple):
 Release = Hidden | Open
 
 
-@lru_cache(maxsize=4096)  # a round asks for its ε several times: for the ledger, the record, the screen
+@lru_cache(maxsize=128)  # a round asks for its ε several times: for the ledger, the record, the screen
 def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
     """The ε at this δ after `rounds` such releases, an upper bound; inf if the accountant has no answer.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednormec.errors import UserError, at_least_one, non_negative
+from fednormec.errors import UserError, at_least_one, non_negative, require_room
 from fednormec.problems.base import Interval, Metrics, tile_size
 from fednormec.randomness import generator
 from fednormec.vectors import take
@@ -166,6 +166,8 @@ def random_quadratic(
         raise UserError(f"condition must be a finite number of at least 1, not {condition}.")
     h = non_negative("heterogeneity", heterogeneity)
     rng, shape = generator(seed, "random_quadratic"), (num_clients, parts, dim)
+    while_made = 3 * 8 * num_clients * parts * dim**2  # bytes
+    require_room(f"{num_clients} x {parts} matrices of {dim} x {dim}", while_made, "ask for fewer or smaller ones")
     A = _blended_curvatures(rng, shape, min(h, 1.0), condition)
     centre, clients, components = (rng.standard_normal(s) for s in [(dim,), (num_clients, 1, dim), shape])
     with np.errstate(over="ignore"):  # an absurd distance is refused below, as not finite

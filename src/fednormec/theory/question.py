@@ -106,6 +106,8 @@ def promise_of(experiment: Experiment, known: Constants | None = None) -> tuple[
 
 def require_covered(experiment: Experiment) -> None:
     """Says so where no theorem covers what an experiment does."""
+    if "faults" in experiment.config:
+        raise UserError("no theorem covers [faults]: clients that do not send their own update.")
     local = local_of(experiment.config, experiment.problem.client_sizes)
     settings_of(experiment.config, local, experiment.run.rounds)
 
