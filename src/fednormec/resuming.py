@@ -41,7 +41,7 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
 
 def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
     """`begun` is the environment that the run wrote down when it began."""
-    if begun.get("data") != data_digest(experiment):
+    if "data" in begun and begun["data"] != data_digest(experiment):
         raise UserError(f"the data in {experiment.config['data']['source']} are not those that the run began with: put "
                         "them back, or start a new run.")  # fmt: skip
 

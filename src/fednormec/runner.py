@@ -102,6 +102,7 @@ def go_on(
         finished = folder.finished
         if finished is not None:
             _tell(f"the run in {path} has come to its end already.")
+            tidy(path, int(read(path / "config.toml").get("run", {}).get("keep_checkpoint") is True))
             return _with_texts(finished, folder)
         with stage("data"):
             experiment = assemble(read(path / "config.toml"))

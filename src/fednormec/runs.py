@@ -52,8 +52,8 @@ class RunFolder:
     ) -> "RunFolder":
         folder = cls(path, _fresh(path))
         try:
-            replace_text(path / "config.toml", dump(config))
             folder.note("environment", environment() | {"planned": planned, "data": data})
+            replace_text(path / "config.toml", dump(config))  # last: from here on there is something to go on with
         except BaseException:
             folder._metrics.close()
             raise
