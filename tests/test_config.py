@@ -32,6 +32,7 @@ from fednormec.experiment import (
     assemble,
     start,
 )
+from fednormec.faults import Faults
 from fednormec.models import MODELS
 from fednormec.privacy.mechanism import Plan
 from fednormec.randomness import generator
@@ -275,7 +276,7 @@ def test_a_table_nested_by_dots_is_refused(written: Callable[[str], Path]) -> No
     ],
 )
 def test_sizes_beyond_the_memory_are_refused(overrides: list[str]) -> None:
-    with pytest.raises(UserError, match=r"\[(model|problem)\] cannot be made in the sizes asked for"):
+    with pytest.raises(UserError, match=r"cannot be made in the sizes asked for|GB, and this machine has \d"):
         quickstart(*overrides)
 
 
@@ -305,9 +306,10 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},
     "privacy": {"": hints(fn.Privacy)},
     "constants": {"": hints(GivenConstants)},
+    "faults": {"": hints(Faults)},
     "run": {"": hints(RunSettings)},
 }
-NEEDED = ("step", "m", "noise_std")
+NEEDED = ("step", "m", "noise_std", "kind")
 SMALL = st.integers(-1, 9)  # a size of 10^9 is valid and would fill the memory: for larger ones see above
 HUGE = [10**15, 2**63 - 1, 2**64, -(2**63), 10**400]
 TEXTS = [

@@ -36,3 +36,4 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, mode: tuple[str, 
     for whole, killed in found["compare"]:
         assert contents(tmp_path / killed) == contents(tmp_path / whole), killed
         assert json.loads((tmp_path / killed / "environment.json").read_text())["versions"]
+        assert not list((tmp_path / killed).glob("*.part")), "nothing half written stays"

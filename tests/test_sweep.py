@@ -62,7 +62,7 @@ def digits(rounds: int = 3, **more: dict[str, Any]) -> dict[str, dict[str, Any]]
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells one after another in this process: for all that is not about processes."""
 
-    def serially(todo: list[Cell], folder: Path, workers: int, board: Any) -> None:
+    def serially(todo: list[Cell], folder: Path, workers: int, board: Any, stop: Any) -> None:
         for cell in todo:
             path = cells_module._path(folder, cell)
             try:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from fednormec.config import Config, changed, dump
 from fednormec.errors import Stopped, UserError
+from fednormec.interrupts import asked_to_stop
 
 CELLS = "cells"
 INTERRUPTED = "interrupted"
@@ -81,11 +82,11 @@ def run_all(
         board = _Board(cells, ended, tell)
         for cell in waiting:
             _make_room(cell, folder)
-        try:
-            _work_off(waiting, folder, min(workers, max(1, len(waiting))), board)
-        except KeyboardInterrupt:
-            raise Stopped(f"stopped with {board.cells_ended} of {len(cells)} cells done; the same command goes on with "
-                          "the others.") from None  # fmt: skip
+        with asked_to_stop() as stop:  # an exception at any moment could get lost in a callback
+            _work_off(waiting, folder, min(workers, max(1, len(waiting))), board, stop)
+            if stop() and None in ended.values():
+                raise Stopped(f"stopped with {board.cells_ended} of {len(cells)} cells done; the same command goes on "
+                              "with the others.")  # fmt: skip
         outcomes = [ended[cell.name] for cell in cells]
     return [outcome for outcome in outcomes if outcome is not None]
 
@@ -157,17 +158,17 @@ class _Worker:
         self.process.join()
 
 
-def _work_off(cells: list[Cell], folder: Path, workers: int, board: _Board) -> None:
+def _work_off(cells: list[Cell], folder: Path, workers: int, board: _Board, stop: Callable[[], bool]) -> None:
     todo, threads = list(reversed(cells)), max(1, (os.cpu_count() or 1) // workers)
     crew: list[_Worker] = []
     try:
-        while todo or any(worker.cell for worker in crew):
+        while (todo or any(worker.cell for worker in crew)) and not stop():
             while todo and len(crew) < workers:
                 crew.append(_Worker(threads))
             for worker in crew:
                 if worker.cell is None and todo:
                     worker.give(todo[-1], _path(folder, todo.pop()))
-            for line in wait([worker.line for worker in crew if worker.cell]):
+            for line in wait([worker.line for worker in crew if worker.cell], timeout=0.2):
                 worker = next(worker for worker in crew if worker.line is line)
                 if not _hear(worker, folder, board):
                     worker.stop()

@@ -239,7 +239,7 @@ def run(
     from fednormec.runs import to_json
     from fednormec.summary import describe, with_report
 
-    with asked_to_stop() as stop:
+    with asked_to_stop("stopping after this round; Ctrl-C again stops at once.") as stop:
         if resume is not None:
             if config is not None or overrides or out is not None or not_private or plan:
                 raise UserError("--resume takes the settings from the run folder: leave CONFIG, --set, --out, "

@@ -23,7 +23,7 @@ def logged(folder: Path, done: int = 0) -> Iterator[Log]:
     after `done`, from before a crash, no longer counts."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None, flush_secs=10)
+    writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1, flush_secs=10)
     try:
         yield lambda record: _write(writer, record)
     finally:

@@ -153,6 +153,14 @@ def evaluate_every(experiment: Experiment) -> int:
     return evaluation_interval(problem, algorithm, participation, run.rounds)
 
 
+def checkpoint_rounds(experiment: Experiment) -> int | None:
+    """As asked; else, with secure noise, after every round: one that must be drawn again is one more release."""
+    run, privacy = experiment.run, experiment.privacy
+    if run.checkpoint_rounds is None and privacy is not None and privacy.randomness == "secure":
+        return 1
+    return run.checkpoint_rounds
+
+
 def pool_of(experiment: Experiment) -> Pool:
     return pool_for(experiment.problem, experiment.run.workers, experiment.run.chunk_size)
 
@@ -170,6 +178,8 @@ def choices(experiment: Experiment) -> dict[str, Any]:
         "memories": run.memories,
         "memories_bytes": numbers * (4 if run.dtype == "float32" else 8),
         "evaluate_every": evaluate_every(experiment),
+        "checkpoint_rounds": checkpoint_rounds(experiment),
+        "checkpoint_seconds": run.checkpoint_seconds,
     }
 
 

@@ -1,7 +1,8 @@
-"""Ctrl-C, and the polite signal to end: asked once, a run stops after its round; asked twice, at once."""
+"""Ctrl-C, and the polite signal to end: asked once, work stops where it can go on later; asked twice, at once."""
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,8 +11,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """A function that says whether somebody asked."""
+def asked_to_stop(answer: str | None = None) -> Iterator[Callable[[], bool]]:
+    """A function that says whether somebody asked, who is told the answer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # only the main thread hears signals
+        return
     asked = False
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -19,7 +23,8 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("stopping after this round; Ctrl-C again stops at once.", file=sys.stderr, flush=True)
+        if answer is not None:
+            print(answer, file=sys.stderr, flush=True)
 
     before = {number: signal.signal(number, hear) for number in SIGNALS}
     try:

@@ -18,7 +18,7 @@ MEANING: dict[Stage, str] = {
     "noise": "drawing and adding it",
     "server": "the step of the model",
     "evaluation": "loss and accuracy",
-    "disk": "metrics, ledger, model",
+    "disk": "metrics, ledger, checkpoints, model",
 }
 OTHER = "waiting for the slowest thread, who takes part, progress"
 _NOTHING = nullcontext()
@@ -100,10 +100,14 @@ def table(facts: dict[str, Any]) -> str:
         f"  {name:<11}{s:>8.2f} s {s / wall:>5.0%} {'█' * round(20 * s / wall):<20} {what}" for name, s, what in rows
     ]
     place, megabytes = "in memory" if chosen["memories"] == "ram" else "in a file", chosen["memories_bytes"] / 1e6
+    often = chosen["checkpoint_rounds"]
+    kept = f"every {chosen['checkpoint_seconds']:g} s" if often is None else f"after every {often} rounds or more often"
+    kept = "after every round" if often == 1 else kept
     lines += [
         "chosen (see docs/performance.md; none changes more than rounding):",
         f"  gradients by {chosen['gradients']}, {chosen['tile']} clients at a time; {chosen['workers']} threads, each "
         f"taking {chosen['chunk_size']} clients a turn",
-        f"  memories {place}, {megabytes:,.1f} MB; evaluated every {chosen['evaluate_every']} rounds",
+        f"  memories {place}, {megabytes:,.1f} MB",
+        f"  evaluated every {chosen['evaluate_every']} rounds; a checkpoint {kept}",
     ]
     return "\n".join(lines)

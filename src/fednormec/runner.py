@@ -14,7 +14,7 @@ from fednormec.config import Config, read
 from fednormec.engine import COUNTS, Round, planned, record
 from fednormec.errors import Diverged, NotWritten, Stopped, StoppedAtOnce, UserError
 from fednormec.events import logged, require_tensorboard
-from fednormec.experiment import Experiment, assemble, choices, data_digest, pool_of, start
+from fednormec.experiment import Experiment, assemble, checkpoint_rounds, choices, data_digest, pool_of, start
 from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
 from fednormec.privacy.statement import Statement, state, up
 from fednormec.profile import Profile, profiled, stage
@@ -215,10 +215,8 @@ def _train(
 
 
 def _checkpoints(experiment: Experiment, folder: RunFolder) -> Checkpoints:
-    run, rounds = experiment.run, experiment.run.checkpoint_rounds
-    if rounds is None and experiment.privacy is not None and experiment.privacy.randomness == "secure":
-        rounds = 1
-    return Checkpoints(folder.path, folder.config_digest, rounds, run.checkpoint_seconds)
+    seconds = experiment.run.checkpoint_seconds
+    return Checkpoints(folder.path, folder.config_digest, checkpoint_rounds(experiment), seconds)
 
 
 def _keep(checkpoints: Checkpoints, folder: RunFolder, r: Round, stop: bool) -> None:
