@@ -65,8 +65,9 @@ def main() -> None:
         command = [sys.executable, __file__, json.dumps(size)]
         results[name] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         found = results[name]
-        print(f"{name}: {found['bytes'] / 1e6:,.1f} MB, written in {statistics.median(found['write_seconds']):.3f} s, read "
-              f"in {statistics.median(found['read_seconds']):.3f} s, peak {found['peak_bytes'] / 1e9:.2f} GB")  # fmt: skip
+        wrote, read = (statistics.median(found[f"{what}_seconds"]) for what in ("write", "read"))
+        print(f"{name}: {found['bytes'] / 1e6:,.1f} MB, written in {wrote:.3f} s, read in {read:.3f} s, peak "
+              f"{found['peak_bytes'] / 1e9:.2f} GB")  # fmt: skip
     store("checkpoints", results)
 
 

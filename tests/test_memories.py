@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fednormec as fn
+from fednormec import checkpoint
 from fednormec.config import read
 from fednormec.errors import UserError
 from fednormec.memories import Memories
@@ -40,15 +41,21 @@ def resident(kilobytes_of: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's account of a process' memory")
-def test_what_is_done_with_need_not_be_resident(tmp_path):
+def test_what_is_done_with_need_not_be_resident(tmp_path, monkeypatch):
     clients, d = 512, 4_096  # 8 MB
     inputs, targets = np.random.default_rng(0).standard_normal((clients, 1, 511)), np.zeros((clients, 1), np.int64)
     problem = fn.NeuralProblem(fn.models.linear((511,), 8), list(zip(inputs, targets, strict=True)))
     rounds = fn.simulate(problem, fn.fed_normec(fn.gd(0.1)), rounds=3, workers=1, memories_in=tmp_path)
     assert problem.dim == d
     for _ in range(3):
-        memory = next(rounds).memory
+        r = next(rounds)
+        memory = r.memory
         assert resident(4 * clients * d // 1024) <= 4 * d * problem.tile
+    monkeypatch.setattr(fn.memories, "BLOCK", 2**20)  # of which a checkpoint needs one at a time
+    checkpoint.save(tmp_path / "checkpoint", r)
+    assert resident(4 * clients * d // 1024) <= 2**20
+    checkpoint.load(tmp_path / "checkpoint").fill(r.memories)
+    assert resident(4 * clients * d // 1024) <= 2**20
     assert memory.any(dim=1).all()
     assert resident(4 * clients * d // 1024) == 4 * clients * d, "looking at it all makes it resident"
 

@@ -7,6 +7,7 @@ private: no ε covers who sees a checkpoint.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -128,7 +129,7 @@ def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
             file.write(content)
 
         write(_header(facts, tensors, NO_DIGEST))
-        for part in (r.server.x, r.server.memory, *r.memories.blocks()):
+        for part in itertools.chain((r.server.x, r.server.memory), r.memories.blocks()):  # one block at a time
             write(part.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         file.seek(0)
         file.write(_header(facts, tensors, found.hexdigest()))

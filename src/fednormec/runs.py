@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import platform
+import shlex
 import subprocess
 import sys
 from collections import deque
@@ -219,7 +220,10 @@ def _fresh(path: Path) -> Lines:
         held = sorted(entry.name for entry in path.iterdir())
         if held:
             what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
-            raise UserError(f"the output folder {path} {what}: nothing was changed; choose another with --out.")
+            to_do = "choose another with --out"
+            if "config.toml" in held and "summary.json" not in held:
+                to_do += f", or go on with it: fednormec run --resume {shlex.quote(str(path))}"
+            raise UserError(f"the output folder {path} {what}: nothing was changed; {to_do}.")
         return Lines(path / "metrics.jsonl", new=True)
     except (OSError, NotWritten) as error:
         why = getattr(error.__cause__ or error, "strerror", None) or error
