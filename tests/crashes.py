@@ -90,8 +90,14 @@ def half_written(out: Path) -> bool:
     return any(out.glob("checkpoint-*.part"))
 
 
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        pass
+
+
 def at_random(folder: Path, kills: int) -> dict[str, Any]:
-    """Kills until there were so many, a dozen to a folder at the most, at moments all over a run's life."""
+    """Kills until there were so many, a dozen to a folder, at moments all over a run's life and within checkpoints."""
     rng, names = random.Random(), list(SCENARIOS)
     done: dict[str, Any] = {"kills": 0, "during_checkpoint": 0, "compare": []}
     seconds = {}
@@ -107,6 +113,8 @@ def at_random(folder: Path, kills: int) -> dict[str, Any]:
             pid = forked(lambda: run(SCENARIOS[name], out))  # noqa: B023 (waited for at once)
             if own < 12:
                 time.sleep(rng.uniform(0, seconds[name]))
+                if own % 3 == 2:  # some in the middle of a checkpoint, which takes no more than a few ms
+                    wait_for(lambda: half_written(out), 0.5)  # noqa: B023
                 os.kill(pid, signal.SIGKILL)
             how = ended(pid)
             if how != "killed":
