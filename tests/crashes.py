@@ -4,8 +4,9 @@
     python tests/crashes.py FOLDER calls
 
 Each child is forked from here, so that a death costs no import of torch, and is killed by SIGKILL: from here by its
-process id, or by itself in the middle of what it does. Afterwards the same folder is gone on with. Prints a JSON line:
-kills, those that left a checkpoint half written, and the folders to compare with the one that was never interrupted.
+process id, or by itself in the middle of what it does. Afterwards the same folder is gone on with and compared with one
+that was never interrupted. Prints a JSON line: kills, those that left a checkpoint half written, folders compared, and
+those that differ, of which there must be none.
 """
 
 import json
@@ -26,6 +27,7 @@ import fednormec.theory.answer  # noqa: F401
 from fednormec.config import Config
 from fednormec.runner import go_on, perform
 
+SAME = ("config.toml", "metrics.jsonl", "ledger.jsonl", "model.safetensors", "privacy.txt", "privacy.json")
 KEPT = {"keep_checkpoint": True, "checkpoint_rounds": 1}
 PRIVATE: Config = {
     "data": {"clients": 60},
@@ -90,6 +92,24 @@ def half_written(out: Path) -> bool:
     return any(out.glob("checkpoint-*.part"))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """What must not depend on interruptions; the kept checkpoint has the server's and all clients' memories."""
+    kept = [path.name for path in folder.glob("checkpoint-*")]
+    assert len(kept) == 1 and not list(folder.glob("*.part")), f"{folder}: nothing half written may stay"
+    assert json.loads((folder / "environment.json").read_text())["versions"]
+    return {name: (folder / name).read_bytes() for name in (*SAME, *kept) if (folder / name).exists()}
+
+
+def compare(done: dict[str, Any], whole: Path, killed: Path) -> None:
+    done["compared"] += 1
+    if contents(killed) != contents(whole):
+        done["different"].append(killed.name)
+
+
+def nothing_done() -> dict[str, Any]:
+    return {"kills": 0, "during_checkpoint": 0, "compared": 0, "different": []}
+
+
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -99,8 +119,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 def at_random(folder: Path, kills: int) -> dict[str, Any]:
     """Kills until there were so many, a dozen to a folder, at moments all over a run's life and within checkpoints."""
     rng, names = random.Random(), list(SCENARIOS)
-    done: dict[str, Any] = {"kills": 0, "during_checkpoint": 0, "compare": []}
-    seconds = {}
+    done, seconds = nothing_done(), {}
     for name in names:
         began = time.perf_counter()
         assert ended(forked(lambda name=name: run(SCENARIOS[name], folder / f"{name}-whole"))) == "done"
@@ -122,13 +141,13 @@ def at_random(folder: Path, kills: int) -> dict[str, Any]:
             own, done["kills"] = own + 1, done["kills"] + 1
             done["during_checkpoint"] += half_written(out)
         assert how == "done", f"{out} could not be gone on with"
-        done["compare"].append([f"{name}-whole", out.name])
+        compare(done, folder / f"{name}-whole", out)
     return done
 
 
 def at_every_call(folder: Path) -> dict[str, Any]:
     """Kills before and after each call that changes a file; a write is also left half done."""
-    done: dict[str, Any] = {"kills": 0, "during_checkpoint": 0, "compare": []}
+    done = nothing_done()
     assert ended(forked(lambda: run(TINY, folder / "whole"))) == "done"
     call = 0
     while True:
@@ -141,7 +160,7 @@ def at_every_call(folder: Path) -> dict[str, Any]:
             done["kills"] += 1
             done["during_checkpoint"] += half_written(out)
             assert ended(forked(lambda: run(TINY, out))) == "done", f"{out} could not be gone on with"  # noqa: B023
-            done["compare"].append(["whole", out.name])
+            compare(done, folder / "whole", out)
         call += 1
 
 
@@ -173,3 +192,4 @@ if __name__ == "__main__":
     where, mode = Path(sys.argv[1]), sys.argv[2]
     found = at_every_call(where) if mode == "calls" else at_random(where, int((sys.argv[3:] or ["36"])[0]))
     print(json.dumps(found))
+    sys.exit(1 if found["different"] else 0)
