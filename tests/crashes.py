@@ -9,6 +9,7 @@ that was never interrupted. Prints a JSON line: kills, those that left a checkpo
 those that differ, of which there must be none.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -88,8 +89,13 @@ def ended(pid: int) -> str:
     return "done" if os.WEXITSTATUS(status) == 0 else "failed"
 
 
-def half_written(out: Path) -> bool:
-    return any(out.glob("checkpoint-*.part"))
+def half_written(out: Path) -> set[tuple[str, int]]:
+    """Checkpoints that did not come to their end, by name and number of the file."""
+    found = set()
+    for path in out.glob("checkpoint-*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -129,17 +135,18 @@ def at_random(folder: Path, kills: int) -> dict[str, Any]:
         name, out, own = names[number % len(names)], folder / f"killed-{number}", 0
         number += 1
         while True:
+            before = half_written(out)
             pid = forked(lambda: run(SCENARIOS[name], out))  # noqa: B023 (waited for at once)
             if own < 12:
                 time.sleep(rng.uniform(0, seconds[name]))
                 if own % 3 == 2:  # some in the middle of a checkpoint, which takes no more than a few ms
-                    wait_for(lambda: half_written(out), 0.5)  # noqa: B023
+                    wait_for(lambda: bool(half_written(out) - before), 0.5)  # noqa: B023
                 os.kill(pid, signal.SIGKILL)
             how = ended(pid)
             if how != "killed":
                 break
             own, done["kills"] = own + 1, done["kills"] + 1
-            done["during_checkpoint"] += half_written(out)
+            done["during_checkpoint"] += bool(half_written(out) - before)
         assert how == "done", f"{out} could not be gone on with"
         compare(done, folder / f"{name}-whole", out)
     return done
@@ -158,7 +165,7 @@ def at_every_call(folder: Path) -> dict[str, Any]:
                 return done
             assert how == "killed"
             done["kills"] += 1
-            done["during_checkpoint"] += half_written(out)
+            done["during_checkpoint"] += bool(half_written(out))
             assert ended(forked(lambda: run(TINY, out))) == "done", f"{out} could not be gone on with"  # noqa: B023
             compare(done, folder / "whole", out)
         call += 1
