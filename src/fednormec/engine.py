@@ -1,7 +1,8 @@
-"""The in-process engine: one round after another, over tiles of clients, on a few threads."""
+"""The engine: one round after another. Where the clients compute is their affair (clients.py)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
 from fednormec.bounds import STRIP
+from fednormec.clients import Clients, here, regroups
 from fednormec.errors import Diverged, UserError, at_least_one
 from fednormec.local import Moment
 from fednormec.memories import Memories
@@ -20,8 +22,7 @@ from fednormec.privacy.statement import Statement, state
 from fednormec.problems.base import Metrics, Problem
 from fednormec.profile import stage
 from fednormec.randomness import generator
-from fednormec.vectors import neighbours
-from fednormec.workers import Pool, Submit, one_arithmetic_thread
+from fednormec.workers import Pool, one_arithmetic_thread
 
 if TYPE_CHECKING:
     from fednormec.checkpoint import Checkpoint
@@ -139,11 +140,12 @@ def simulate(
         _require_fit(resume, problem, algorithm, x)
         if x0 is not None:
             raise UserError("a checkpoint has its own model: leave x0 out.")
-    pool = pool_for(problem, workers, chunk_size)
+    exactly = regroups(algorithm, participation, problem)
+    clients = here(problem, algorithm, pool_for(problem, workers, chunk_size), exactly, x, memories_in)
     before = (resume.facts.releases if resume is not None else 0) if released is None else released
     return _rounds(
-        problem, algorithm, participation, agreed, rounds, seed, x, evaluate_every, pool, memories_in, before_release,
-        resume, before,
+        problem, algorithm, participation, clients, agreed, rounds, seed, x, evaluate_every, before_release, resume,
+        before,
     )  # fmt: skip
 
 
@@ -163,7 +165,7 @@ def planned(
     dtype = problem.init(generator(0, "init")).dtype
     return plan(
         privacy, problem.num_clients, participation, algorithm.bound.radius, algorithm.message_slots * problem.dim,
-        rounds, _summing_error(problem.num_clients, problem.tile, dtype, _regroups(algorithm, participation, problem)),
+        rounds, _summing_error(problem.num_clients, problem.tile, dtype, regroups(algorithm, participation, problem)),
     )  # fmt: skip
 
 
@@ -237,34 +239,30 @@ def _rounds(
     problem: Problem,
     algorithm: Algorithm,
     participation: Participation,
+    all_clients: AbstractContextManager[Clients],
     agreed: Plan | None,
     rounds: int,
     seed: int,
     x: Tensor,
     evaluate_every: int | None,
-    pool: Pool,
-    memories_in: Path | None,
     before_release: Callable[[int, Plan], None],
     resume: "Checkpoint | None",
     releases: int,
 ) -> Iterator[Round]:
     m, weights = problem.num_clients, participation.weights(problem.num_clients)
-    memories = Memories(m, algorithm.memory_slots * problem.dim, x.dtype, x.device, memories_in)
     server, done, in_vain = algorithm.init(x), 0, 0
     if resume is not None:
-        resume.fill(memories)
         done, in_vain = resume.facts.round, resume.facts.in_vain
         server = Server(resume.server.x.to(x.device), resume.server.memory.to(x.device), done)
-    exactly = _regroups(algorithm, participation, problem)
     last = rounds
     if agreed is not None and agreed.budget is not None:  # one release a round, and no more than it pays for
         last = min(rounds, done + agreed.rounds - releases)
-    with pool.threads() as submit:
-        if algorithm.prime is not None and resume is None:
+    with all_clients as clients:
+        if resume is not None:
+            resume.fill(clients.memories)
+        elif algorithm.prime is not None:
             everyone = full().draw(m, generator(seed, "cohort", 0))
-            total, _ = _exchange(
-                problem, algorithm.prime, server, memories, everyone, Moment(seed, 0), pool, submit, False
-            )
+            total, _ = clients.exchange(server, everyone, Moment(seed, 0), prime=True)
             server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
         for number in range(done + 1, last + 1):
             if agreed is None:
@@ -272,8 +270,7 @@ def _rounds(
             else:
                 cohort = agreed.mechanism.cohort(seed, number)
             with one_arithmetic_thread():
-                at = Moment(seed, number)
-                total, left_out = _exchange(problem, algorithm, server, memories, cohort, at, pool, submit, exactly)
+                total, left_out = clients.exchange(server, cohort, Moment(seed, number))
                 if agreed is not None:
                     with stage("noise"):
                         draw = agreed.mechanism.noise(len(total), int(cohort.sending.sum()), seed, number)
@@ -294,7 +291,7 @@ def _rounds(
             if agreed is None and metrics is not None and math.isnan(metrics.not_private["train_loss"]):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
             releases += agreed is not None
-            yield Round(number, server, memories, cohort, left_out, in_vain, metrics, total, agreed, releases)
+            yield Round(number, server, clients.memories, cohort, left_out, in_vain, metrics, total, agreed, releases)
 
 
 def _require_fit(checkpoint: "Checkpoint", problem: Problem, algorithm: Algorithm, x: Tensor) -> None:
@@ -305,82 +302,6 @@ def _require_fit(checkpoint: "Checkpoint", problem: Problem, algorithm: Algorith
     if checkpoint.shape != rows or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
         raise UserError(f"{checkpoint.path} is of another run: its model has {len(server.x)} parameters and its "
                         f"clients' memories the shape {checkpoint.shape}; here it is {len(x)} and {rows}.")  # fmt: skip
-
-
-def _exchange(
-    problem: Problem,
-    algorithm: Algorithm,
-    server: Server,
-    memories: Memories,
-    cohort: Cohort,
-    moment: Moment,
-    pool: Pool,
-    submit: Submit,
-    exactly: bool,
-) -> tuple[Tensor, int]:
-    """The clients' side of a round: the sum of the senders' messages, and how many clients were left out.
-
-    Tiles are fixed slices of the computing clients, and their sums are added in order: neither workers nor chunks
-    change a bit.
-    """
-
-    def work(tiles: list[Cohort]) -> list[tuple[Tensor, int]]:
-        return [_tile(problem, algorithm, server, memories, tile, moment, exactly) for tile in tiles]
-
-    total = torch.zeros(algorithm.message_slots * problem.dim, dtype=torch.float64, device=server.x.device)
-    left_out = 0
-    for results in pool.in_order(submit, work, _tiles(cohort, problem.tile), problem.tile):
-        for tile_sum, tile_left_out in results:
-            total += tile_sum
-            left_out += tile_left_out
-    return total, left_out
-
-
-def _tile(
-    problem: Problem,
-    algorithm: Algorithm,
-    server: Server,
-    memories: Memories,
-    tile: Cohort,
-    moment: Moment,
-    exactly: bool,
-) -> tuple[Tensor, int]:
-    """One tile of clients: compute, bound, remember; the sum of the messages of those who send."""
-    ids, memory = tile.computing, memories.rows
-    with stage("memories"):
-        where = neighbours(ids) or torch.as_tensor(ids, device=memory.device)
-        rows = memory[where]  # a view when the ids are neighbours
-        correction = algorithm.correction(server, rows) if algorithm.correction else None
-    with stage("gradients"):
-        updates = algorithm.local.run(problem, server.x, ids, moment, correction)
-        if updates.shape != (len(ids), problem.dim):
-            raise UserError(f"{algorithm.local.name} gave updates of shape {tuple(updates.shape)} for {len(ids)} "
-                            f"clients and {problem.dim} parameters.")  # fmt: skip
-    with stage("memories"):
-        unbounded = algorithm.keeps_updates or math.isinf(algorithm.bound.radius)
-        broken = _not_finite(updates) if unbounded else ()  # a bound finds them by itself
-        if len(broken):
-            updates[broken], kept = 0, rows[broken]
-        messages = algorithm.client_(server, rows, updates)
-        if len(broken):
-            messages.rows[broken], rows[broken] = 0, kept
-        if not isinstance(where, slice):
-            memory[where] = rows
-        memories.let_go(int(ids[0]), int(ids[-1]))
-        sends = torch.as_tensor(tile.sending, dtype=rows.dtype, device=rows.device)
-        return messages.sum(sends, exactly), len(broken) or len(messages.broken)
-
-
-def _tiles(cohort: Cohort, size: int) -> list[Cohort]:
-    starts = range(0, len(cohort.computing), size)
-    return [Cohort(cohort.computing[s : s + size], cohort.sending[s : s + size]) for s in starts]
-
-
-def _not_finite(rows: Tensor) -> Tensor:
-    """Indices of the rows that hold an inf or a nan, or add up to a number near the largest."""
-    sums = (rows @ torch.ones(rows.shape[1], dtype=rows.dtype, device=rows.device)).cpu().numpy()  # neither can hide
-    suspects = np.flatnonzero(~(np.abs(sums) < torch.finfo(rows.dtype).max / 8))
-    return torch.from_numpy(suspects).to(rows.device)
 
 
 def require_bounded(algorithm: Algorithm) -> None:
@@ -395,13 +316,6 @@ def require_bounded(algorithm: Algorithm) -> None:
             "initial_memory = 'local_updates' publishes the clients' exact updates, and no later noise mends that: "
             "start from zero (warmup_rounds lets the memories catch up), or run without noise."
         )
-
-
-def _regroups(algorithm: Algorithm, participation: Participation, problem: Problem) -> bool:
-    """Whether who is drawn decides which clients share a tile: then one client more moves the rounding of all strips,
-    and only sums in float64 keep that small."""
-    asleep = participation.idle == "sleep" or not algorithm.idle_clients_advance
-    return asleep and participation.rate(problem.num_clients) < 1
 
 
 def _summing_error(num_clients: int, tile: int, dtype: torch.dtype, exactly: bool) -> float:
