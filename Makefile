@@ -22,7 +22,7 @@ test check: $(READY)
 setup: $(READY)
 
 # made anew when what is to be installed changes; constraints.txt pins the versions
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt src/fednormec/kernels.c src/fednormec/kernels.h
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"fednormec needs Python 3.11 or newer, this is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednormec import kernels
 from fednormec.errors import UserError, at_least_one, non_negative
-from fednormec.vectors import norm_error, row_norms
+from fednormec.vectors import norm_error, representable, row_norms
 
 STRIP = 64  # messages that are added in their own dtype, whose error grows with the square of their number
 
@@ -37,6 +38,13 @@ class Messages(NamedTuple):
         return self.rows if self.factors is None else self.rows.mul_(self.factors[:, None])
 
 
+class Law(NamedTuple):
+    """The length that a bound gives to a vector of norm n: radius n / (n + parameter), or min(n, parameter)."""
+
+    parameter: float
+    clips: bool
+
+
 class Bound(NamedTuple):
     """An operator on rows (B, d) and the L2 norm no row of its result exceeds (inf: none).
 
@@ -49,9 +57,25 @@ class Bound(NamedTuple):
     name: str
     radius: float
     scale_: Callable[[Tensor], Messages]
+    law: Law | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
         return self.scale_(rows.clone()).whole()
+
+    def track_(self, updates: Tensor, memory: Tensor, beta: float) -> Messages:
+        """Delta = bound(updates - memory), memory <- memory + beta Delta, in place."""
+        beta = representable(beta, memory.dtype)
+        if self.law is None or not kernels.take_rows(updates, memory):
+            return _add(memory, self.scale_(updates.sub_(memory)), beta)
+        most = self.radius * (1 - norm_error(updates))
+        factors = kernels.feedback_(updates, memory, *self.law, self.radius, most, beta)
+        odd = factors.isnan().nonzero()[:, 0]
+        if not len(odd):
+            return Messages(updates, factors)
+        moved = memory[odd]
+        few = _add(moved, self.scale_(updates[odd]), beta)
+        memory[odd], updates[odd], factors[odd] = moved, few.whole(), 1.0
+        return Messages(updates, factors, tuple(odd[list(few.broken)].tolist()))
 
 
 def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
@@ -66,7 +90,7 @@ def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
     def length(norms: np.ndarray) -> np.ndarray:  # nan for alpha = norm = 0, which _radial takes for 0
         return np.where(np.isinf(norms), radius, radius * (norms / (norms + alpha)))
 
-    return Bound(f"smooth_normalize({alpha:g})", radius, lambda v: _radial(v, radius, length))
+    return Bound(f"smooth_normalize({alpha:g})", radius, lambda v: _radial(v, radius, length), Law(alpha, False))
 
 
 def clip(tau: float) -> Bound:
@@ -76,7 +100,7 @@ def clip(tau: float) -> Bound:
     [[3.0, 0.0], [0.0, 5.0]]
     """
     _require_radius("tau", tau)
-    return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)))
+    return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)), Law(tau, True))
 
 
 def identity() -> Bound:
@@ -97,6 +121,15 @@ def top_k(k: int) -> Bound:
         return Messages(torch.zeros_like(v).scatter_(1, kept, v.gather(1, kept)))
 
     return Bound(f"top_k({k})", math.inf, apply)
+
+
+def _add(memory: Tensor, delta: Messages, beta: float) -> Messages:
+    """memory <- memory + beta delta."""
+    if delta.factors is None:
+        memory.add_(delta.rows, alpha=beta)
+    else:
+        memory.addcmul_(delta.rows, delta.factors[:, None], value=beta)
+    return delta
 
 
 def _require_radius(name: str, value: float) -> None:

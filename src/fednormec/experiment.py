@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from fednormec import kernels
 from fednormec.algorithms.base import Algorithm
 from fednormec.algorithms.named import METHODS
 from fednormec.checkpoint import Checkpoint
@@ -172,6 +173,7 @@ def choices(experiment: Experiment) -> dict[str, Any]:
     numbers = problem.num_clients * algorithm.memory_slots * problem.dim
     return {
         "gradients": problem.way if isinstance(problem, NeuralProblem) else "formula",
+        "kernels": kernels.library() is not None,
         "tile": problem.tile,
         "workers": pool.workers,
         "chunk_size": pool.chunk_size,

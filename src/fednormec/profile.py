@@ -105,8 +105,9 @@ def table(facts: dict[str, Any]) -> str:
     kept = "after every round" if often == 1 else kept
     lines += [
         "chosen (see docs/performance.md; none changes more than rounding):",
-        f"  gradients by {chosen['gradients']}, {chosen['tile']} clients at a time; {chosen['workers']} threads, each "
-        f"taking {chosen['chunk_size']} clients a turn",
+        f"  gradients by {chosen['gradients']}, {chosen['tile']} clients at a time, "
+        f"{'with' if chosen['kernels'] else 'without'} compiled kernels; {chosen['workers']} threads, each taking "
+        f"{chosen['chunk_size']} clients a turn",
         f"  memories {place}, {megabytes:,.1f} MB",
         f"  evaluated every {chosen['evaluate_every']} rounds; a checkpoint {kept}",
     ]

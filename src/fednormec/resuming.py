@@ -49,7 +49,7 @@ def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
 def changes(begun: dict[str, Any]) -> Iterator[str]:
     """What the last digits of a result may depend on, where it is not what it was."""
     now, before = environment(), begun.get("versions")
-    pairs = [(key, begun.get(key), now[key]) for key in ("python", "platform", "commit")]
+    pairs = [(key, begun.get(key), now[key]) for key in ("python", "platform", "commit", "kernels")]
     if isinstance(before, dict):
         pairs += [(name, before.get(name), new) for name, new in now["versions"].items()]
     found = [f"{name} is {new}, not {old}" for name, old, new in pairs if old not in (None, new)]

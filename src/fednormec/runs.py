@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fednormec import kernels
 from fednormec.config import Section, dump
 from fednormec.engine import COUNTS
 from fednormec.errors import NotWritten, UserError
@@ -188,6 +189,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
+        "kernels": kernels.library() is not None,
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
     }

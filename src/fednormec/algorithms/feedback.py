@@ -10,7 +10,7 @@ from fednormec.bounds import Bound, Messages, identity
 from fednormec.errors import UserError, non_negative, one_of, positive
 from fednormec.local import LocalUpdate
 from fednormec.participation import Weights
-from fednormec.vectors import plus, representable, unit
+from fednormec.vectors import plus, unit
 
 
 def feedback(
@@ -46,12 +46,7 @@ def feedback(
             updates.clamp_(-most, most)
         if m < 1:
             updates.copy_(rows[:, updates.shape[1] :].lerp_(updates, m))
-        delta = bound.scale_(updates.sub_(v))  # Alg. 1, line 6
-        if delta.factors is None:
-            v.add_(delta.rows, alpha=representable(beta, v.dtype))  # line 7
-        else:
-            v.addcmul_(delta.rows, delta.factors[:, None], value=representable(beta, v.dtype))
-        return delta
+        return bound.track_(updates, v, beta)  # Alg. 1, lines 6 and 7
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Server:
         v = plus(server.memory, mean, beta * weights.memory)  # line 14

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fednormec import kernels
 from fednormec.errors import UserError
 from fednormec.vectors import Layout
 
@@ -146,13 +147,17 @@ class _Conv2d(_Product):
 
 
 class _GroupNorm(_Layer):
+    relu = False  # whether only the positive part is wanted
     weight_sums: Tensor  # of each example, from the backward pass
     bias_sums: Tensor
 
     def _forward(self, a: Tensor) -> Tensor:
         self.at = a if a.requires_grad else a.detach().requires_grad_()
-        z: Tensor = _normalize.apply(self.at, self)  # type: ignore[no-untyped-call]
-        return z
+        if kernels.take(a):
+            z: Tensor = _normalize_compiled.apply(self.at, self)  # type: ignore[no-untyped-call]
+            return z
+        z = _normalize.apply(self.at, self)  # type: ignore[no-untyped-call]
+        return z.relu_() if self.relu else z
 
     def of_examples(self, parameter: Tensor, examples: int) -> Tensor:
         """A parameter (C,) as it is, or those of the clients (B, C) as (examples, 1, C)."""
@@ -162,6 +167,25 @@ class _GroupNorm(_Layer):
         assert bias is not None
         for sums, gradient in ((self.weight_sums, weight), (self.bias_sums, bias)):
             torch.sum(sums.view(self.clients, -1, sums.shape[-1]), dim=1, out=gradient)
+
+
+class _normalize_compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, layer: _GroupNorm) -> Tensor:
+        assert layer.b is not None
+        z, known = kernels.group_norm(a, layer._kind.num_groups, layer.w, layer.b, layer._kind.eps, layer.relu)
+        ctx.save_for_backward(a, *known)
+        ctx.layer = layer
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
+        a, *known = ctx.saved_tensors
+        layer, back = ctx.layer, for_convolutions(delta)
+        result, layer.weight_sums, layer.bias_sums = kernels.group_norm_back(
+            a, back, layer._kind.num_groups, layer.relu, known
+        )
+        return result, None
 
 
 class _normalize(torch.autograd.Function):
@@ -199,6 +223,33 @@ class _normalize(torch.autograd.Function):
         return result, None
 
 
+class _Pool(nn.Module):
+    """The largest of two by two pixels, or its positive part."""
+
+    relu = False
+
+    def forward(self, a: Tensor) -> Tensor:
+        if kernels.take(a):
+            z: Tensor = _pool.apply(a, self.relu)  # type: ignore[no-untyped-call]
+            return z
+        z = F.max_pool2d(a, 2)
+        return z.relu() if self.relu else z
+
+
+class _pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, relu: bool) -> Tensor:
+        z, which = kernels.max_pool(a, relu)
+        ctx.save_for_backward(which)
+        ctx.shape = a.shape
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
+        (which,) = ctx.saved_tensors
+        return kernels.max_pool_back(for_convolutions(delta), which, ctx.shape), None
+
+
 def _positions(a: Tensor) -> Tensor:
     """(n, C, ...) as a view (n, positions, C), or as a copy where it is laid out in another way."""
     return a.reshape(a.shape[0], a.shape[1], -1).mT
@@ -220,12 +271,20 @@ def _kind_of(module: nn.Module) -> type[_Layer] | None:
     return {nn.Linear: _Linear, nn.GroupNorm: _GroupNorm}.get(type(module))
 
 
+def _halves(module: nn.Module) -> bool:
+    """Whether it pools two by two pixels in the plain way."""
+    if type(module) is not nn.MaxPool2d or module.return_indices or module.ceil_mode:
+        return False
+    sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
+    return all(size in (wanted, (wanted, wanted)) for size, wanted in zip(sizes, (2, 2, 0, 1), strict=True))
+
+
 class _Called(nn.Module):
     """Stands in the module's place of a layer."""
 
     def __init__(self, layer: _Layer) -> None:
         super().__init__()
-        self.forward = layer.forward
+        self.layer, self.forward = layer, layer.forward
 
 
 class Layered:
@@ -245,8 +304,17 @@ class Layered:
             self.layers.append(layer)
             self._held += 1 if layer._bias is None else 2
             return _Called(layer)
-        for name, child in module.named_children():
-            setattr(module, name, self._replaced(child, f"{prefix}{name}."))
+        if _halves(module):
+            return _Pool()
+        before: _GroupNorm | _Pool | None = None  # in a sequence, what can put out its positive part by itself
+        children = [(name, child) for name, child in module._modules.items() if child is not None]  # also one met twice
+        for name, child in children:
+            new = self._replaced(child, f"{prefix}{name}.")
+            if before is not None and type(new) is nn.ReLU:
+                before.relu, new = True, nn.Identity()
+            setattr(module, name, new)
+            can = new.layer if isinstance(new, _Called) else new
+            before = can if isinstance(can, _GroupNorm | _Pool) and type(module) is nn.Sequential else None
         return module
 
     @property

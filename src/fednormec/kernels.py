@@ -1,0 +1,109 @@
+"""What torch does in many passes over memory, in one or two, by functions in C (kernels.c).
+
+They are compiled when the package is installed, where there is a C compiler; without them torch's own are used, and a
+result's last digits are others. `FEDNORMEC_KERNELS=0` in the environment does without, to compare.
+"""
+
+import ctypes
+import importlib.util
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+MOST_CHANNELS = 4096
+NAMES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    found = importlib.util.find_spec("fednormec._kernels")
+    if found is None or found.origin is None or os.environ.get("FEDNORMEC_KERNELS") == "0":
+        return None
+    return ctypes.CDLL(found.origin)
+
+
+def take(images: Tensor) -> bool:
+    """Whether the functions here take such images (n, channels, height, width)."""
+    return (
+        images.ndim == 4
+        and images.shape[1] <= MOST_CHANNELS
+        and images.dtype in NAMES
+        and images.device.type == "cpu"
+        and library() is not None
+        and images.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def take_rows(*blocks: Tensor) -> bool:
+    """Whether the functions here take such blocks of rows."""
+    return library() is not None and all(
+        rows.ndim == 2 and rows.device.type == "cpu" and rows.dtype == blocks[0].dtype in NAMES and rows.stride(1) == 1
+        for rows in blocks
+    )
+
+
+def feedback_(
+    updates: Tensor, memory: Tensor, parameter: float, clips: bool, radius: float, most: float, beta: float
+) -> Tensor:
+    """updates <- updates - memory; memory <- memory + beta f updates, row by row; and the f_i: min(length(n), most) / n
+    for a norm n, where length(n) is radius n / (n + parameter), or min(n, parameter) if it clips. Rows whose norm or f
+    is near the ends of the number range, or not a number, get f = nan and leave the memory alone."""
+    factors = updates.new_empty(len(updates))
+    numbers = map(ctypes.c_double, (parameter, radius, most, beta))
+    places = _whole(*updates.shape, updates.stride(0), memory.stride(0), int(clips))
+    _call("feedback", updates, memory, *places, *numbers, factors)
+    return factors
+
+
+Known = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def group_norm(a: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Known]:
+    """Group normalisation of images: per example and group, with r = 1/sqrt(mean(a^2) - mean(a)^2 + eps),
+    w r (a - mean(a)) + b; with `relu` its positive part. Weight and bias are (C,), or (B, C) where each of B clients
+    has as many of the examples. Also what `group_norm_back` must know."""
+    n, c = a.shape[:2]
+    clients, stride = (len(weight), weight.stride(0)) if weight.ndim == 2 else (1, 0)
+    mean, scale, shift, r = (a.new_empty(n, width) for width in (groups, c, c, groups))
+    z, sizes = torch.empty_like(a), _whole(n, a[0, 0].numel(), c, groups)
+    how = _whole(n // clients, stride, int(relu))
+    _call("group_norm", a, *sizes, weight, bias, *how, ctypes.c_double(eps), z, mean, scale, shift, r)
+    return z, (mean, scale, shift, r)
+
+
+def group_norm_back(a: Tensor, delta: Tensor, groups: int, relu: bool, known: Known) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a, and for each example those of weight and bias (n, C), where `delta` is that of the result."""
+    n, c = a.shape[:2]
+    result, weights, biases = torch.empty_like(a), a.new_empty(n, c), a.new_empty(n, c)
+    sizes = _whole(n, a[0, 0].numel(), c, groups, int(relu))
+    _call("group_norm_back", a, delta, *sizes, *known, result, weights, biases)
+    return result, weights, biases
+
+
+def max_pool(a: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
+    """The largest of each two by two pixels, with `relu` its positive part, and which of them it was."""
+    n, c, height, width = a.shape
+    z = a.new_empty(n, height // 2, width // 2, c).permute(0, 3, 1, 2)
+    which = torch.empty(z.numel(), dtype=torch.int32)
+    _call("max_pool", a, *_whole(n, height, width, c, int(relu)), z, which)
+    return z, which
+
+
+def max_pool_back(delta: Tensor, which: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of the images, of this shape, where `delta` is that of the result."""
+    n, c, height, width = shape
+    result = delta.new_empty(n, height, width, c).permute(0, 3, 1, 2)
+    _call("max_pool_back", delta, which, *_whole(n, height, width, c), result)
+    return result
+
+
+def _whole(*numbers: int) -> tuple[ctypes.c_long, ...]:
+    return tuple(map(ctypes.c_long, numbers))
+
+
+def _call(name: str, first: Tensor, *arguments: "Tensor | ctypes.c_long | ctypes.c_double") -> None:
+    function = getattr(library(), f"{name}_{NAMES[first.dtype]}")
+    values = (first, *arguments)
+    function(*(ctypes.c_void_p(v.data_ptr()) if isinstance(v, Tensor) else v for v in values))
