@@ -36,5 +36,4 @@ def _network(workload: str, shape: tuple[int, ...], folder: str | None) -> nn.Mo
         return models.small_cnn(shape, CLASSES)
     if workload == "strided_cnn":  # the one of experiments/private-at-scale and docs/reproduction.md
         return models.small_cnn(shape, CLASSES, channels=(8, 16), halving="stride")
-    # the paper's has batch normalisation, with which clients cannot be computed together
     return models.resnet20(shape, CLASSES, "batch" if workload == "resnet20_batch" else "group")

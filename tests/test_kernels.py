@@ -153,7 +153,7 @@ def test_what_is_sent_keeps_to_the_radius(d, size, alpha, radius, data):
 # models
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "batch" not in name])
+@pytest.mark.parametrize("name", MODELS)
 def test_gradients_without_them_are_those_of_torch(name, without):
     module, data = MODELS[name](), clients(EQUAL)
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize="layers")

@@ -68,8 +68,6 @@ def one_client_gradient(module, x, y, point=None):
 @pytest.mark.parametrize("vectorize", ["auto", "layers", "vmap", "loop"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_torch(name, vectorize, sizes):
-    if vectorize == "layers" and "batch norm" in name:
-        return  # refused: examples of one client would meet another's
     module, data = MODELS[name](), clients(sizes)
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize=vectorize)
     x, ids = problem.init(np.random.default_rng(0)), np.arange(4)
@@ -98,7 +96,7 @@ def test_the_way_is_chosen_by_the_model_and_the_sizes(monkeypatch):
     monkeypatch.setattr(neural, "ACTIVATIONS_TOGETHER", 1)  # as if images were large
     for name, model in MODELS.items():
         few, many = (fn.NeuralProblem(model(), clients([size] * 4)).way for size in (6, 65))
-        assert few == ("loop" if "batch norm" in name else "layers")
+        assert few == "layers"
         assert many == ("layers" if name in ("linear", "mlp") else "loop")
     assert fn.NeuralProblem(MODELS["small_cnn"](), clients(EQUAL), vectorize="vmap").way == "vmap"
 

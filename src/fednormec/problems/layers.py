@@ -151,12 +151,20 @@ class _GroupNorm(_Layer):
     weight_sums: Tensor  # of each example, from the backward pass
     bias_sums: Tensor
 
+    @property
+    def groups(self) -> int:
+        groups: int = self._kind.num_groups
+        return groups
+
     def _forward(self, a: Tensor) -> Tensor:
         self.at = a if a.requires_grad else a.detach().requires_grad_()
+        return self._normalized(self.at)
+
+    def _normalized(self, a: Tensor) -> Tensor:
         if kernels.take(a):
-            z: Tensor = _normalize_compiled.apply(self.at, self)  # type: ignore[no-untyped-call]
+            z: Tensor = _normalize_compiled.apply(a, self)  # type: ignore[no-untyped-call]
             return z
-        z = _normalize.apply(self.at, self)  # type: ignore[no-untyped-call]
+        z = _normalize.apply(a, self)  # type: ignore[no-untyped-call]
         return z.relu_() if self.relu else z
 
     def of_examples(self, parameter: Tensor, examples: int) -> Tensor:
@@ -169,11 +177,26 @@ class _GroupNorm(_Layer):
             torch.sum(sums.view(self.clients, -1, sums.shape[-1]), dim=1, out=gradient)
 
 
+class _BatchNorm(_GroupNorm):
+    """Normalises by the statistics of a client's own examples: with channels last they lie one after another like the
+    pixels of one image, each channel a group of its own."""
+
+    @property
+    def groups(self) -> int:
+        groups: int = self._kind.num_features
+        return groups
+
+    def _normalized(self, a: Tensor) -> Tensor:
+        n, c, height, width = a.shape
+        tall = for_convolutions(a).permute(0, 2, 3, 1).reshape(self.clients, -1, width, c).permute(0, 3, 1, 2)
+        return super()._normalized(tall).permute(0, 2, 3, 1).reshape(n, height, width, c).permute(0, 3, 1, 2)
+
+
 class _normalize_compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, layer: _GroupNorm) -> Tensor:
         assert layer.b is not None
-        z, known = kernels.group_norm(a, layer._kind.num_groups, layer.w, layer.b, layer._kind.eps, layer.relu)
+        z, known = kernels.group_norm(a, layer.groups, layer.w, layer.b, layer._kind.eps, layer.relu)
         ctx.save_for_backward(a, *known)
         ctx.layer = layer
         return z
@@ -182,9 +205,7 @@ class _normalize_compiled(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
         a, *known = ctx.saved_tensors
         layer, back = ctx.layer, for_convolutions(delta)
-        result, layer.weight_sums, layer.bias_sums = kernels.group_norm_back(
-            a, back, layer._kind.num_groups, layer.relu, known
-        )
+        result, layer.weight_sums, layer.bias_sums = kernels.group_norm_back(a, back, layer.groups, layer.relu, known)
         return result, None
 
 
@@ -196,7 +217,7 @@ class _normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, layer: _GroupNorm) -> Tensor:
-        groups, flat = layer._kind.num_groups, _positions(a)
+        groups, flat = layer.groups, _positions(a)
         assert layer.b is not None
         weight, bias = layer.of_examples(layer.w, len(a)), layer.of_examples(layer.b, len(a))
         mean = _group_mean(flat.sum(1), flat, groups)
@@ -211,7 +232,7 @@ class _normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
         a, mean, r, scale = ctx.saved_tensors
-        layer, groups, flat, back = ctx.layer, ctx.layer._kind.num_groups, _positions(a), _positions(delta)
+        layer, groups, flat, back = ctx.layer, ctx.layer.groups, _positions(a), _positions(delta)
         alone = back.sum(1)
         both = (back * flat).sum(1).addcmul_(alone, mean[:, 0], value=-1)  # of delta (a - mean)
         layer.weight_sums, layer.bias_sums = both * r[:, 0], alone
@@ -268,7 +289,7 @@ def _kind_of(module: nn.Module) -> type[_Layer] | None:
         if isinstance(module.padding, str) or module.padding_mode != "zeros":
             return None
         return _GreyConv2d if module.in_channels == 1 and module.dilation == (1, 1) else _Conv2d
-    return {nn.Linear: _Linear, nn.GroupNorm: _GroupNorm}.get(type(module))
+    return {nn.Linear: _Linear, nn.GroupNorm: _GroupNorm, nn.BatchNorm2d: _BatchNorm}.get(type(module))
 
 
 def _halves(module: nn.Module) -> bool:

@@ -37,9 +37,10 @@ class NeuralProblem:
     loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and padded
         mini-batches, are computed one by one).
     vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
-        belong to linear, 2-d convolution or group normalisation layers), "vmap" in one vectorised call, "loop" one
-        client after another. "auto" is the first of these that fits: layers, if the module can be taken apart and,
-        with convolutions, several clients fit into a tile; loop, with convolutions or batch normalisation; else vmap.
+        belong to linear, 2-d convolution, group or 2-d batch normalisation layers), "vmap" in one vectorised call,
+        "loop" one client after another. "auto" is the first of these that fits: layers, if the module can be taken
+        apart and, with convolutions, several clients fit into a tile; loop, with convolutions or batch normalisation;
+        else vmap.
     tile: how many clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples, or
         as many as let the layers put out 2^24 numbers if that is more.
     """
@@ -76,7 +77,8 @@ class NeuralProblem:
         self._test = None if test is None else self._pair(test, "the test set")
         mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
         self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
-        self._needs_whole_batches = not self._try_one() or mixes  # padding would enter the mean, or the statistics
+        self._loss_of_each = self._try_one()
+        self._needs_whole_batches = mixes or not self._loss_of_each  # padding would enter the statistics, or the mean
         self._own = threading.local()  # each thread binds parameters to a module of its own
         self._together = self._examples_together() if self._convolves else 1024
         most = max(1, self._together * len(pairs) // int(self._sizes.sum())) if self._convolves else 128
@@ -244,7 +246,7 @@ class NeuralProblem:
             if vectorize == "layers" and not separable:
                 raise UserError(
                     "this model cannot be computed layer by layer: a parameter belongs to a layer of another kind than "
-                    "linear, 2-d convolution or group normalisation, a layer is used twice or its output written over, "
+                    "linear, 2-d convolution, group or 2-d batch normalisation, a layer is used twice or written over, "
                     "or examples mix, in the model or in the loss; take vectorize = 'auto'."
                 )
             if vectorize == "layers" or (separable and worthwhile):
@@ -269,9 +271,7 @@ class NeuralProblem:
 
     def _separable(self) -> bool:
         """Whether the module can be taken apart into layers: the gradients of two clients at once are those of each."""
-        if self._needs_whole_batches:
-            return False
-        if not self._x.is_floating_point():
+        if not (self._loss_of_each and self._x.is_floating_point()):
             return False
         layered = Layered(self._module, self._layout, self._loss)
         if not layered.complete:
