@@ -66,9 +66,9 @@ def test_group_normalisation_is_torchs(data):
     shared = draw(st.booleans())
     block = torch.randn(owners, 3 * c, dtype=dtype, generator=torch.Generator().manual_seed(1))
     weight, bias = (block[0, :c], block[0, c : 2 * c]) if shared else (block[:, :c], block[:, c : 2 * c])
-    z, known = kernels.group_norm(a, groups, weight, bias, 1e-5, relu)
+    z, known = kernels.group_norm(a, len(a), groups, weight, bias, 1e-5, relu)
     delta = images(*a.shape, dtype, seed=2)
-    result, weights, biases = kernels.group_norm_back(a, delta, groups, relu, known)
+    result, weights, biases = kernels.group_norm_back(a, len(a), delta, groups, relu, known)
     for i in range(len(a)):
         own = [t.double().requires_grad_() for t in (a[i : i + 1], block[0 if shared else i // each, : 2 * c])]
         expected = F.group_norm(own[0], groups, own[1][:c], own[1][c:], 1e-5)

@@ -60,24 +60,27 @@ def feedback_(
 Known = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def group_norm(a: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Known]:
-    """Group normalisation of images: per example and group, with r = 1/sqrt(mean(a^2) - mean(a)^2 + eps),
-    w r (a - mean(a)) + b; with `relu` its positive part. Weight and bias are (C,), or (B, C) where each of B clients
-    has as many of the examples. Also what `group_norm_back` must know."""
-    n, c = a.shape[:2]
+def group_norm(
+    a: Tensor, samples: int, groups: int, weight: Tensor, bias: Tensor, eps: float, relu: bool
+) -> tuple[Tensor, Known]:
+    """Group normalisation of images, in so many samples (as many as images, or several images together): per sample
+    and group, with r = 1/sqrt(mean(a^2) - mean(a)^2 + eps), w r (a - mean(a)) + b; with `relu` its positive part.
+    Weight and bias are (C,), or (B, C) where each of B clients has as many of the samples. Also what `group_norm_back`
+    must know."""
     clients, stride = (len(weight), weight.stride(0)) if weight.ndim == 2 else (1, 0)
-    mean, scale, shift, r = (a.new_empty(n, width) for width in (groups, c, c, groups))
-    z, sizes = torch.empty_like(a), _whole(n, a[0, 0].numel(), c, groups)
-    how = _whole(n // clients, stride, int(relu))
+    mean, scale, shift, r = (a.new_empty(samples, width) for width in (groups, a.shape[1], a.shape[1], groups))
+    z, how = torch.empty_like(a), _whole(samples // clients, stride, int(relu))
+    sizes = _samples(a, samples, groups)
     _call("group_norm", a, *sizes, weight, bias, *how, ctypes.c_double(eps), z, mean, scale, shift, r)
     return z, (mean, scale, shift, r)
 
 
-def group_norm_back(a: Tensor, delta: Tensor, groups: int, relu: bool, known: Known) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a, and for each example those of weight and bias (n, C), where `delta` is that of the result."""
-    n, c = a.shape[:2]
-    result, weights, biases = torch.empty_like(a), a.new_empty(n, c), a.new_empty(n, c)
-    sizes = _whole(n, a[0, 0].numel(), c, groups, int(relu))
+def group_norm_back(
+    a: Tensor, samples: int, delta: Tensor, groups: int, relu: bool, known: Known
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a, and for each sample those of weight and bias, where `delta` is that of the result."""
+    result, weights, biases = torch.empty_like(a), *(a.new_empty(samples, a.shape[1]) for _ in range(2))
+    sizes = (*_samples(a, samples, groups), *_whole(int(relu)))
     _call("group_norm_back", a, delta, *sizes, *known, result, weights, biases)
     return result, weights, biases
 
@@ -97,6 +100,10 @@ def max_pool_back(delta: Tensor, which: Tensor, shape: torch.Size) -> Tensor:
     result = delta.new_empty(n, height, width, c).permute(0, 3, 1, 2)
     _call("max_pool_back", delta, which, *_whole(n, height, width, c), result)
     return result
+
+
+def _samples(a: Tensor, samples: int, groups: int) -> tuple[ctypes.c_long, ...]:
+    return _whole(samples, a.numel() // (samples * a.shape[1]), a.shape[1], groups)
 
 
 def _whole(*numbers: int) -> tuple[ctypes.c_long, ...]:

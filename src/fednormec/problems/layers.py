@@ -156,20 +156,25 @@ class _GroupNorm(_Layer):
         groups: int = self._kind.num_groups
         return groups
 
+    def samples(self, a: Tensor) -> int:
+        """How many parts of it are normalised, each by itself: its examples."""
+        return len(a)
+
+    def positions(self, a: Tensor) -> Tensor:
+        """(n, C, ...) as a view (samples, positions, C), or as a copy where it is laid out in another way."""
+        return a.reshape(a.shape[0], a.shape[1], -1).mT.reshape(self.samples(a), -1, a.shape[1])
+
     def _forward(self, a: Tensor) -> Tensor:
         self.at = a if a.requires_grad else a.detach().requires_grad_()
-        return self._normalized(self.at)
-
-    def _normalized(self, a: Tensor) -> Tensor:
         if kernels.take(a):
-            z: Tensor = _normalize_compiled.apply(a, self)  # type: ignore[no-untyped-call]
+            z: Tensor = _normalize_compiled.apply(self.at, self)  # type: ignore[no-untyped-call]
             return z
-        z = _normalize.apply(a, self)  # type: ignore[no-untyped-call]
+        z = _normalize.apply(self.at, self)  # type: ignore[no-untyped-call]
         return z.relu_() if self.relu else z
 
-    def of_examples(self, parameter: Tensor, examples: int) -> Tensor:
-        """A parameter (C,) as it is, or those of the clients (B, C) as (examples, 1, C)."""
-        return parameter if self.shared else parameter.repeat_interleave(examples // self.clients, 0)[:, None]
+    def of_samples(self, parameter: Tensor, samples: int) -> Tensor:
+        """A parameter (C,) as it is, or those of the clients (B, C) as (samples, 1, C)."""
+        return parameter if self.shared else parameter.repeat_interleave(samples // self.clients, 0)[:, None]
 
     def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         assert bias is not None
@@ -178,25 +183,23 @@ class _GroupNorm(_Layer):
 
 
 class _BatchNorm(_GroupNorm):
-    """Normalises by the statistics of a client's own examples: with channels last they lie one after another like the
-    pixels of one image, each channel a group of its own."""
+    """Normalises by the statistics of all of a client's examples: with channels last they lie one after another like
+    the pixels of one image, each channel a group of its own."""
 
     @property
     def groups(self) -> int:
         groups: int = self._kind.num_features
         return groups
 
-    def _normalized(self, a: Tensor) -> Tensor:
-        n, c, height, width = a.shape
-        tall = for_convolutions(a).permute(0, 2, 3, 1).reshape(self.clients, -1, width, c).permute(0, 3, 1, 2)
-        return super()._normalized(tall).permute(0, 2, 3, 1).reshape(n, height, width, c).permute(0, 3, 1, 2)
+    def samples(self, a: Tensor) -> int:
+        return self.clients
 
 
 class _normalize_compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, layer: _GroupNorm) -> Tensor:
         assert layer.b is not None
-        z, known = kernels.group_norm(a, layer.groups, layer.w, layer.b, layer._kind.eps, layer.relu)
+        z, known = kernels.group_norm(a, layer.samples(a), layer.groups, layer.w, layer.b, layer._kind.eps, layer.relu)
         ctx.save_for_backward(a, *known)
         ctx.layer = layer
         return z
@@ -205,7 +208,9 @@ class _normalize_compiled(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
         a, *known = ctx.saved_tensors
         layer, back = ctx.layer, for_convolutions(delta)
-        result, layer.weight_sums, layer.bias_sums = kernels.group_norm_back(a, back, layer.groups, layer.relu, known)
+        result, layer.weight_sums, layer.bias_sums = kernels.group_norm_back(
+            a, layer.samples(a), back, layer.groups, layer.relu, known
+        )
         return result, None
 
 
@@ -217,30 +222,31 @@ class _normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, layer: _GroupNorm) -> Tensor:
-        groups, flat = layer.groups, _positions(a)
+        groups, flat = layer.groups, layer.positions(a)
         assert layer.b is not None
-        weight, bias = layer.of_examples(layer.w, len(a)), layer.of_examples(layer.b, len(a))
+        weight, bias = (layer.of_samples(parameter, len(flat)) for parameter in (layer.w, layer.b))
         mean = _group_mean(flat.sum(1), flat, groups)
         r = _group_mean(flat.square().sum(1), flat, groups).addcmul_(mean, mean, value=-1).clamp_(min=0)
         scale = r.add_(layer._kind.eps).rsqrt_() * weight
         ctx.save_for_backward(a, mean, r, scale)
         ctx.layer = layer
         z = torch.empty_like(a)  # not a view: what follows may write into it
-        torch.addcmul(torch.addcmul(bias, mean, scale, value=-1), flat, scale, out=_positions(z))
+        torch.addcmul(torch.addcmul(bias, mean, scale, value=-1), flat, scale, out=layer.positions(z))
         return z
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
         a, mean, r, scale = ctx.saved_tensors
-        layer, groups, flat, back = ctx.layer, ctx.layer.groups, _positions(a), _positions(delta)
+        layer = ctx.layer
+        groups, flat, back = layer.groups, layer.positions(a), layer.positions(delta)
         alone = back.sum(1)
         both = (back * flat).sum(1).addcmul_(alone, mean[:, 0], value=-1)  # of delta (a - mean)
         layer.weight_sums, layer.bias_sums = both * r[:, 0], alone
         slope = _group_mean(both.mul_(scale[:, 0]), flat, groups).mul_(r).mul_(r)
         level = _group_mean(alone * scale[:, 0], flat, groups)
         result = torch.empty_like(a)
-        torch.addcmul(torch.addcmul(level.neg_(), mean, slope), back, scale, out=_positions(result))
-        _positions(result).addcmul_(flat, slope, value=-1)
+        torch.addcmul(torch.addcmul(level.neg_(), mean, slope), back, scale, out=layer.positions(result))
+        layer.positions(result).addcmul_(flat, slope, value=-1)
         return result, None
 
 
@@ -269,11 +275,6 @@ class _pool(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
         (which,) = ctx.saved_tensors
         return kernels.max_pool_back(for_convolutions(delta), which, ctx.shape), None
-
-
-def _positions(a: Tensor) -> Tensor:
-    """(n, C, ...) as a view (n, positions, C), or as a copy where it is laid out in another way."""
-    return a.reshape(a.shape[0], a.shape[1], -1).mT
 
 
 def _group_mean(sums: Tensor, flat: Tensor, groups: int) -> Tensor:
