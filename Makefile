@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test check setup bench bench-growth soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test check setup bench bench-growth bench-ray soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -35,6 +35,10 @@ bench: $(READY) $(PFL)/.ready $(FLOWER)/.ready
 # time and memory with more clients and parameters: minutes, 8 GB of memory
 bench-growth: $(READY)
 	$(BIN)/python benchmarks/growth.py
+
+# one round on one and on two workers of Ray, beside one and two threads: minutes
+bench-ray: $(READY)
+	$(BIN)/python benchmarks/ray_workers.py
 
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)

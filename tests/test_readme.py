@@ -1,10 +1,15 @@
 """The README's example and commands do what it says; the examples run."""
 
+import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import guarantee
 import literal
@@ -15,6 +20,7 @@ import quickstart
 
 from fednormec.algorithms.named import METHODS
 from fednormec.data.images import IMAGE_SETS
+from fednormec.ray_engine import ONLY_THIS_MACHINE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -73,6 +79,40 @@ def test_the_commands_on_real_data_run(command, tmp_path):
     words = [word.replace("run.rounds=30", "run.rounds=3") for word in words]
     done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_on_ray_run(tmp_path):
+    """With a cluster on this machine in the place of the one that the README assumes."""
+    commands = [line.partition("#")[0].strip() for line in BLOCKS["sh"][3].splitlines()]
+    assert len(commands) == 3
+    tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # none in the user's home
+    with on_a_cluster(os.environ | tokens | ONLY_THIS_MACHINE, tmp_path) as (address, env):
+        for command in commands:
+            words = shlex.split(command.replace("10.0.0.1:6379", address))
+            words += ["--set", "run.rounds=3"] if "--resume" not in words else []
+            done = subprocess.run(
+                [sys.executable, "-m", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, done.stderr
+    near, far = (tmp_path / "runs" / name / "metrics.jsonl" for name in ("quickstart-1", "far"))
+    assert near.read_bytes() == far.read_bytes()
+
+
+@contextmanager
+def on_a_cluster(env: dict[str, str], folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A Ray cluster of another process, which ends with its input."""
+    code = (
+        "import ray; ray.init(address='local', num_cpus=2, include_dashboard=False, log_to_driver=False, "
+        "logging_level='error'); print(ray.get_runtime_context().gcs_address, flush=True); input()"
+    )
+    started = [sys.executable, "-c", code]
+    with subprocess.Popen(started, cwd=folder, env=env, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), env
+        finally:
+            process.stdin.write("\n")
+            process.stdin.close()
 
 
 def assert_looks_like(printed: str, promised: str) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fednormec.problems.neural import NeuralProblem as NeuralProblem
     from fednormec.problems.quadratic import Quadratic as Quadratic
     from fednormec.problems.quadratic import random_quadratic as random_quadratic
+    from fednormec.ray_engine import Ray as Ray
 
 _HOMES = {
     "algorithms.base": ("Algorithm", "Server"),
@@ -71,6 +72,7 @@ _HOMES = {
     "problems.logistic": ("Logistic", "random_logistic"),
     "problems.neural": ("NeuralProblem",),
     "problems.quadratic": ("Quadratic", "random_quadratic"),
+    "ray_engine": ("Ray",),
     "engine": ("Round", "Trained", "simulate", "train"),
 }  # fmt: skip
 _MODULES = ("data", "models", "theory")

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,7 +24,7 @@ from fednormec.algorithms.base import Server
 from fednormec.engine import Round
 from fednormec.errors import UserError
 from fednormec.files import PART, replaced
-from fednormec.memories import BLOCK, Memories
+from fednormec.memories import BLOCK, Remembered
 
 FORMAT = "fednormec checkpoint 1"
 NAME, ENDING = "checkpoint-", ".safetensors"
@@ -65,13 +65,12 @@ class Checkpoint:
         """That of the clients' memories."""
         return self._memories.shape
 
-    def fill(self, memories: Memories) -> None:
-        if memories.rows.shape != self.shape or memories.rows.dtype != self._memories.dtype:
-            raise UserError(f"{self.path} holds memories of shape {self.shape}, not {tuple(memories.rows.shape)}.")
+    def fill(self, memories: Remembered) -> None:
+        if memories.shape != self.shape or memories.dtype != self._memories.dtype:
+            raise UserError(f"{self.path} holds memories of shape {self.shape}, not {memories.shape}.")
         with open(self.path, "rb") as file:
             file.seek(self._memories.start)
-            for rows in memories.blocks():
-                rows.copy_(_from_file(file, tuple(rows.shape), rows.dtype))
+            memories.fill(lambda rows: _from_file(file, (rows, self.shape[1]), self._memories.dtype))
 
 
 class Checkpoints:
@@ -120,7 +119,8 @@ def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
     """Writes the state after a round; when this returns it is on the disk. Take it before the next round begins, which
     moves the memories."""
     facts = Facts(r.number, r.releases, r.in_vain, config, metrics)
-    tensors = dict(zip(TENSORS, (r.server.x, r.server.memory, r.memory), strict=True))
+    parts: tuple[Tensor | Remembered, ...] = (r.server.x, r.server.memory, r.memories)
+    tensors = dict(zip(TENSORS, parts, strict=True))
     found = hashlib.sha256()
     with replaced(path) as file:
 
@@ -162,13 +162,13 @@ def tidy(folder: Path, keep: int) -> None:
             path.unlink()
 
 
-def _header(facts: Facts, tensors: dict[str, Tensor], digest: str) -> bytes:
+def _header(facts: Facts, tensors: Mapping[str, Tensor | Remembered], digest: str) -> bytes:
     """As long for one digest as for another."""
     about = {key: str(value) for key, value in facts._asdict().items()}
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, **about, "sha256": digest}}
     at = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+        size = math.prod(tensor.shape) * tensor.dtype.itemsize
         entries[name] = {
             "dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + size],
         }  # fmt: skip

@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+ENGINES = ("threads", "ray")
 RUN_HELP = """Train a model across clients. Without CONFIG: the built-in quickstart on real data.
 
 \b
@@ -43,6 +44,8 @@ Examples:
   fednormec run --tensorboard                               event files beside the metrics
   fednormec run --profile                                   where the time went, and what was chosen
   fednormec run --resume runs/quickstart-1                  go on after a crash, or after Ctrl-C
+  fednormec run --engine ray --workers 4                    clients in worker processes, to the same bits
+  fednormec run --engine ray --address 10.0.0.1:6379        on a Ray cluster that runs already
 """
 COMPARE_HELP = """Runs side by side, a line for those that differ only in their seed, the best first.
 
@@ -232,23 +235,38 @@ def run(
     resume: Annotated[
         str | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, to the same bits.")
     ] = None,
+    engine: Annotated[str, typer.Option(help="Where clients compute: threads of this process, or ray.")] = "threads",
+    workers: Annotated[
+        int | None, typer.Option(help="How many threads, or processes of Ray.", show_default="one per core")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster's head, host:port or auto.", show_default="one of its own")
+    ] = None,
 ) -> None:
-    from fednormec.config import QUICKSTART, THEORY
+    from fednormec.config import QUICKSTART, THEORY, known
     from fednormec.interrupts import asked_to_stop
+    from fednormec.ray_engine import Ray
     from fednormec.runner import go_on, perform
     from fednormec.runs import to_json
     from fednormec.summary import describe, with_report
 
+    known("engine", engine, ENGINES)
+    if address is not None and engine != "ray":
+        raise UserError("--address is that of a Ray cluster: add --engine ray, or leave it out.")
+    on = Ray(address) if engine == "ray" else None
     with asked_to_stop("stopping after this round; Ctrl-C again stops at once.") as stop:
         if resume is not None:
             if config is not None or overrides or out is not None or not_private or plan:
                 raise UserError("--resume takes the settings from the run folder: leave CONFIG, --set, --out, "
                                 "--not-private and --plan out.")  # fmt: skip
-            done = go_on(Path(resume), quiet, tensorboard, profile, stop)
+            done = go_on(Path(resume), quiet, tensorboard, profile, stop, on, workers)
         else:
             name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
             where = None if out is None else Path(out)
-            done = perform(asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop)
+            done = perform(
+                asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop, on=on,
+                workers=workers,
+            )  # fmt: skip
         summary = with_report(done)
     print(to_json(summary) if as_json else describe(summary))
     if summary["status"] == "diverged":

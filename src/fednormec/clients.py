@@ -13,12 +13,14 @@ from torch import Tensor
 from fednormec.algorithms.base import Algorithm, Server
 from fednormec.errors import UserError
 from fednormec.local import Moment
-from fednormec.memories import Memories
+from fednormec.memories import Memories, Remembered
 from fednormec.participation import Cohort, Participation
 from fednormec.problems.base import Problem
 from fednormec.profile import stage
 from fednormec.vectors import neighbours
 from fednormec.workers import Pool, Submit
+
+STRETCHES = 4  # of neighbouring clients: so many at least, if there are as many tiles
 
 
 class Exchanged(NamedTuple):
@@ -29,11 +31,19 @@ class Exchanged(NamedTuple):
     left_out: int
 
 
+class Branch(NamedTuple):
+    """What the 2^level tiles from number place 2^level on exchange, added up as the tree of `added` says."""
+
+    level: int
+    place: int
+    sum: Exchanged
+
+
 class Clients(Protocol):
     """All clients of a simulation, wherever they compute, with what they remember."""
 
     @property
-    def memories(self) -> Memories: ...
+    def memories(self) -> Remembered: ...
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         """One round of `algorithm`, or of `algorithm.prime`, which moves the memories."""
@@ -42,40 +52,67 @@ class Clients(Protocol):
 
 @contextmanager
 def here(
-    problem: Problem, algorithm: Algorithm, pool: Pool, exactly: bool, x: Tensor, memories_in: Path | None
+    problem: Problem,
+    algorithm: Algorithm,
+    pool: Pool,
+    stretch: int,
+    exactly: bool,
+    x: Tensor,
+    memories_in: Path | None,
 ) -> Iterator[Clients]:
     """Clients that compute in this process, on a few threads."""
     width = algorithm.memory_slots * problem.dim
     memories = Memories(problem.num_clients, width, x.dtype, x.device, memories_in)
     with pool.threads() as submit:
-        yield _Here(problem, algorithm, pool, exactly, memories, submit)
+        yield _Here(problem, algorithm, pool, stretch, exactly, memories, submit)
 
 
 class _Here(NamedTuple):
     problem: Problem
     algorithm: Algorithm
     pool: Pool
+    stretch: int
     exactly: bool
     memories: Memories
     submit: Submit
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
-        """Tiles are fixed slices of the computing clients, and their sums are added in order: neither workers nor
-        chunks change a bit."""
         algorithm = self.algorithm.prime if prime else self.algorithm
         assert algorithm is not None
 
         def work(some: list[Cohort]) -> list[Exchanged]:
             return [tile(self.problem, algorithm, server, self.memories, t, moment, self.exactly) for t in some]
 
-        size = self.problem.tile
-        total = torch.zeros(algorithm.message_slots * self.problem.dim, dtype=torch.float64, device=server.x.device)
-        left_out = 0
-        for results in self.pool.in_order(self.submit, work, tiles(cohort, size), size):
+        branches, number = list[Branch](), 0
+        cut = tiles(cohort, self.problem, self.stretch)
+        for results in self.pool.in_order(self.submit, work, cut, self.problem.tile):
             for one in results:
-                total += one.total
-                left_out += one.left_out
-        return Exchanged(total, left_out)
+                add(branches, Branch(0, number, one))
+                number += 1
+        return added(branches, algorithm.message_slots * self.problem.dim, server.x.device)
+
+
+def add(branches: list[Branch], new: Branch) -> None:
+    """One more branch, to the right of the others. Two halves of one become that one.
+
+    Tiles are so added in a binary tree over their numbers, whoever computes which of them: neither threads nor
+    machines change a bit, and whoever has a row of neighbouring tiles sends no more than a few branches.
+    """
+    while branches and new.place % 2 and branches[-1][:2] == (new.level, new.place - 1):
+        left = branches.pop().sum
+        both = Exchanged(left.total.add_(new.sum.total), left.left_out + new.sum.left_out)
+        new = Branch(new.level + 1, new.place // 2, both)
+    branches.append(new)
+
+
+def added(branches: list[Branch], width: int, device: torch.device) -> Exchanged:
+    """All of them, from the right, where they are shortest; zeros where nobody computed."""
+    if not branches:
+        return Exchanged(torch.zeros(width, dtype=torch.float64, device=device), 0)
+    total, left_out = branches[-1].sum
+    for branch in reversed(branches[:-1]):
+        total, left_out = branch.sum.total.add_(total), left_out + branch.sum.left_out
+    return Exchanged(total, left_out)
 
 
 def tile(
@@ -86,11 +123,14 @@ def tile(
     cohort: Cohort,
     moment: Moment,
     exactly: bool,
+    first: int = 0,
 ) -> Exchanged:
-    """One tile of clients: compute, bound, remember; the sum of the messages of those who send."""
+    """One tile of clients: compute, bound, remember; the sum of the messages of those who send. `first` is the client
+    whose memory is row 0."""
     ids, memory = cohort.computing, memories.rows
+    own = ids - first
     with stage("memories"):
-        where = neighbours(ids) or torch.as_tensor(ids, device=memory.device)
+        where = neighbours(own) or torch.as_tensor(own, device=memory.device)
         rows = memory[where]  # a view when the ids are neighbours
         correction = algorithm.correction(server, rows) if algorithm.correction else None
     with stage("gradients"):
@@ -108,14 +148,33 @@ def tile(
             messages.rows[broken], rows[broken] = 0, kept
         if not isinstance(where, slice):
             memory[where] = rows
-        memories.let_go(int(ids[0]), int(ids[-1]))
+        memories.let_go(int(own[0]), int(own[-1]))
         sends = torch.as_tensor(cohort.sending, dtype=rows.dtype, device=rows.device)
         return Exchanged(messages.sum(sends, exactly), len(broken) or len(messages.broken))
 
 
-def tiles(cohort: Cohort, size: int) -> list[Cohort]:
-    starts = range(0, len(cohort.computing), size)
-    return [Cohort(cohort.computing[s : s + size], cohort.sending[s : s + size]) for s in starts]
+def tiles(cohort: Cohort, problem: Problem, stretch: int) -> list[Cohort]:
+    """The computing clients cut where their numbers pass a multiple of `stretch`, and then into tiles."""
+    ends = range(stretch, problem.num_clients + stretch, stretch)
+    found, start = list[Cohort](), 0
+    for end in np.searchsorted(cohort.computing, ends).tolist():
+        while start < end:
+            some = slice(start, min(start + problem.tile, end))
+            found.append(Cohort(cohort.computing[some], cohort.sending[some]))
+            start = some.stop
+    return found
+
+
+def stretch_size(algorithm: Algorithm, participation: Participation, problem: Problem) -> int:
+    """How many neighbouring clients share tiles: a tile of them where all compute. Where only those compute who are
+    drawn, so many that about a tile of them are, but no more than make 4 stretches of all clients.
+
+    It depends on the problem and on the rule, never on who computes: stretches are what workers elsewhere own.
+    """
+    size, m = problem.tile, problem.num_clients
+    if not regroups(algorithm, participation, problem):
+        return size
+    return size * max(1, min(math.ceil(1 / participation.rate(m)), -(-m // size) // STRETCHES))
 
 
 def _not_finite(rows: Tensor) -> Tensor:

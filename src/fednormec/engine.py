@@ -12,16 +12,17 @@ from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
 from fednormec.bounds import STRIP
-from fednormec.clients import Clients, here, regroups
+from fednormec.clients import Clients, here, regroups, stretch_size
 from fednormec.errors import Diverged, UserError, at_least_one
 from fednormec.local import Moment
-from fednormec.memories import Memories
+from fednormec.memories import Remembered
 from fednormec.participation import Cohort, Participation, full
 from fednormec.privacy.mechanism import Plan, Privacy, plan
 from fednormec.privacy.statement import Statement, state
 from fednormec.problems.base import Metrics, Problem
 from fednormec.profile import stage
 from fednormec.randomness import generator
+from fednormec.ray_engine import Ray, ray_clients, require_usable
 from fednormec.workers import Pool, one_arithmetic_thread
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ class Round(NamedTuple):
     """What a simulation knows after a round. Only `released`, the (noisy) sum of messages, and what the server made of
     it have left the clients; the rest is diagnostics. `plan` says what the release cost, None without privacy;
     `releases` is how many there were so far, which can be more than rounds where a run was interrupted. For `in_vain`
-    updates in a row, to the last, none was finite."""
+    updates in a row, to the last, none was finite. `last`: no round follows."""
 
     number: int
     server: Server
-    memories: Memories
+    memories: Remembered
     cohort: Cohort
     left_out: int
     in_vain: int
@@ -47,6 +48,7 @@ class Round(NamedTuple):
     released: Tensor
     plan: Plan | None
     releases: int
+    last: bool = False
 
     @property
     def x(self) -> Tensor:
@@ -54,7 +56,7 @@ class Round(NamedTuple):
 
     @property
     def memory(self) -> Tensor:
-        """The live block of all clients' memories: copy what is to be kept."""
+        """The live block of all clients' memories: copy what is to be kept. Brought here where they lie elsewhere."""
         return self.memories.rows
 
     @property
@@ -101,11 +103,12 @@ def simulate(
     workers: int | None = None,
     chunk_size: int | None = None,
     memories_in: Path | None = None,
+    on: Ray | None = None,
     before_release: Callable[[int, Plan], None] = _nothing,
     resume: "Checkpoint | None" = None,
     released: int | None = None,
 ) -> Iterator[Round]:
-    """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers` and `chunk_size`.
+    """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers`, `chunk_size`, `on`.
 
     With `privacy` the sum of each round gets its noise, and the rounds end before the one that would exceed the budget;
     `before_release(round, plan)` is called before anything of a round leaves the clients.
@@ -113,6 +116,8 @@ def simulate(
     last; None never does. `workers` threads (default: torch.get_num_threads()) each take `chunk_size` clients at a
     time (default: one tile). The memory in a Round is the live block: copy what you want to keep. With
     `memories_in`, a folder, it lies in a file there, for more clients than the machine has memory.
+    `on=Ray(...)` computes in `workers` processes of a Ray cluster instead; memories lie there, and a Round's memory is
+    a copy that is brought here when it is asked for.
     With `resume`, a checkpoint of the same simulation, it goes on after that round, with the bits of one that was never
     interrupted (secure noise excepted). `released` is how many releases there were before (default: those that the
     checkpoint knows); with secure noise, rounds that are computed again come on top of them.
@@ -140,8 +145,13 @@ def simulate(
         _require_fit(resume, problem, algorithm, x)
         if x0 is not None:
             raise UserError("a checkpoint has its own model: leave x0 out.")
-    exactly = regroups(algorithm, participation, problem)
-    clients = here(problem, algorithm, pool_for(problem, workers, chunk_size), exactly, x, memories_in)
+    exactly, stretch = regroups(algorithm, participation, problem), stretch_size(algorithm, participation, problem)
+    pool = pool_for(problem, workers, chunk_size)
+    if on is None:
+        clients = here(problem, algorithm, pool, stretch, exactly, x, memories_in)
+    else:
+        require_usable(on, x, memories_in)
+        clients = ray_clients(on, problem, algorithm, workers, stretch, exactly, x)
     before = (resume.facts.releases if resume is not None else 0) if released is None else released
     return _rounds(
         problem, algorithm, participation, clients, agreed, rounds, seed, x, evaluate_every, before_release, resume,
@@ -182,6 +192,7 @@ def train(
     workers: int | None = None,
     chunk_size: int | None = None,
     memories_in: Path | None = None,
+    on: Ray | None = None,
     on_round: Callable[[Round], None] = lambda r: None,
 ) -> Trained:
     """`simulate` to its end: the last finite model and the history, one record a round (see `record`).
@@ -197,7 +208,7 @@ def train(
     try:
         for r in simulate(
             problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
-            workers=workers, chunk_size=chunk_size, memories_in=memories_in,
+            workers=workers, chunk_size=chunk_size, memories_in=memories_in, on=on,
             before_release=lambda number, plan: spent.append(plan),
         ):  # fmt: skip
             x = r.x
@@ -291,7 +302,10 @@ def _rounds(
             if agreed is None and metrics is not None and math.isnan(metrics.not_private["train_loss"]):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
             releases += agreed is not None
-            yield Round(number, server, clients.memories, cohort, left_out, in_vain, metrics, total, agreed, releases)
+            yield Round(
+                number, server, clients.memories, cohort, left_out, in_vain, metrics, total, agreed, releases,
+                number == last,
+            )  # fmt: skip
 
 
 def _require_fit(checkpoint: "Checkpoint", problem: Problem, algorithm: Algorithm, x: Tensor) -> None:
@@ -323,6 +337,8 @@ def _summing_error(num_clients: int, tile: int, dtype: torch.dtype, exactly: boo
 
     Adding n numbers errs by at most n units in the last place of the sum of their magnitudes, with and without the
     client: a strip of a tile's messages in the model's dtype, all strips' sums (or, `exactly`, everything) in float64.
+    That holds in any order; the tree in which tiles are added errs less. Stretches are whole tiles, so that there are
+    no more tiles than where all compute.
     """
     strips = -(-num_clients // tile) * -(-tile // STRIP)
     together = min(STRIP, tile, num_clients)

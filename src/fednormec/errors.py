@@ -19,6 +19,10 @@ class NotWritten(UserError):
     """A file that the system would not take: a full disk, a folder that is read-only."""
 
 
+class WorkerLost(UserError):
+    """A process elsewhere that computed for this one and is gone, with what its clients remembered."""
+
+
 class Diverged(Exception):
     """In `round` the model, or every client's loss or update, stopped being finite; the rounds before it stand."""
 

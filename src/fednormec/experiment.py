@@ -45,7 +45,7 @@ from fednormec.data import (
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.sources import Takeable
 from fednormec.engine import Round, evaluation_interval, pool_for, simulate
-from fednormec.errors import UserError, require_room
+from fednormec.errors import UserError, at_least_one, require_room
 from fednormec.faults import FAULTS, Faults, faulty
 from fednormec.files import digest
 from fednormec.local import gd, ig, sgd
@@ -57,6 +57,7 @@ from fednormec.problems.logistic import Logistic
 from fednormec.problems.neural import NeuralProblem
 from fednormec.problems.quadratic import Quadratic, random_quadratic
 from fednormec.randomness import generator
+from fednormec.ray_engine import Ray
 from fednormec.theory.setting import GivenConstants
 from fednormec.workers import Pool
 
@@ -128,6 +129,7 @@ def start(
     folder: Path = Path(),
     resume: Checkpoint | None = None,
     released: int | None = None,
+    on: Ray | None = None,
 ) -> Iterator[Round]:
     """The rounds of an experiment; what does not fit together is said here, before the first. `folder`, where memories
     lie that are to lie in a file, need not be there before the first round."""
@@ -136,7 +138,7 @@ def start(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
         seed=run.seed, evaluate_every=evaluate_every(experiment), workers=run.workers, chunk_size=run.chunk_size,
         memories_in=folder if run.memories == "file" else None, before_release=before_release,
-        resume=resume, released=released,
+        resume=resume, released=released, on=on,
     )  # fmt: skip
 
 
@@ -162,12 +164,20 @@ def checkpoint_rounds(experiment: Experiment) -> int | None:
     return run.checkpoint_rounds
 
 
+def with_workers(experiment: Experiment, workers: int | None) -> Experiment:
+    """With another number of workers than its config asks for, which changes no bit."""
+    if workers is None:
+        return experiment
+    return experiment._replace(run=replace(experiment.run, workers=at_least_one("--workers", workers)))
+
+
 def pool_of(experiment: Experiment) -> Pool:
     return pool_for(experiment.problem, experiment.run.workers, experiment.run.chunk_size)
 
 
-def choices(experiment: Experiment) -> dict[str, Any]:
-    """What a run chooses by rule where its config leaves it open; none of it changes more than rounding."""
+def choices(experiment: Experiment, on: Ray | None = None) -> dict[str, Any]:
+    """What a run chooses by rule where its config leaves it open; none of it changes more than rounding. How many
+    workers Ray's cluster gives by itself is its own affair: None."""
     problem, algorithm, run = experiment.problem, experiment.algorithm, experiment.run
     pool = pool_of(experiment)
     numbers = problem.num_clients * algorithm.memory_slots * problem.dim
@@ -175,7 +185,8 @@ def choices(experiment: Experiment) -> dict[str, Any]:
         "gradients": problem.way if isinstance(problem, NeuralProblem) else "formula",
         "kernels": kernels.library() is not None,
         "tile": problem.tile,
-        "workers": pool.workers,
+        "engine": "threads" if on is None else "ray",
+        "workers": pool.workers if on is None else run.workers,
         "chunk_size": pool.chunk_size,
         "memories": run.memories,
         "memories_bytes": numbers * (4 if run.dtype == "float32" else 8),

@@ -3,8 +3,9 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,27 @@ from fednormec.errors import UserError, require_room
 
 PAGE = mmap.PAGESIZE
 BLOCK = 2**24  # bytes that are copied at a time
+
+
+class Remembered(Protocol):
+    """What all clients remember, a row each, wherever it lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def rows(self) -> Tensor:
+        """The block itself, or all of it brought here if it lies elsewhere."""
+        ...
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows in order, some at a time, to look at."""
+        ...
+
+    def fill(self, read: Callable[[int], Tensor]) -> None:
+        """All rows anew, some at a time: `read(n)` gives the next n of them."""
+        ...
 
 
 class Memories:
@@ -42,6 +64,14 @@ class Memories:
             raise UserError(f"no file for the memories can be made in {folder}: {error.strerror or error}.") from error
         self.rows = torch.frombuffer(self._map, dtype=dtype).view(rows, width)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
+
     def let_go(self, first: int, last: int) -> None:
         """Rows first to last are done with for now: their pages need no longer be in this process' memory."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -51,10 +81,18 @@ class Memories:
                 self._map.madvise(mmap.MADV_DONTNEED, start, length)
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows, some at a time, to be read or written in place; those before are let go of."""
-        height, width = self.rows.shape
-        step = max(1, BLOCK // max(1, width * self.rows.element_size()))
-        for start in range(0, height if width else 0, step):
-            end = min(start + step, height)
+        for start, end in pieces(self.shape, self.dtype):
             yield self.rows[start:end]
             self.let_go(start, end - 1)
+
+    def fill(self, read: Callable[[int], Tensor]) -> None:
+        for rows in self.blocks():
+            rows.copy_(read(len(rows)))
+
+
+def pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+    """First row and end of each block that is copied at a time."""
+    height, width = shape
+    step = max(1, BLOCK // max(1, width * dtype.itemsize))
+    for start in range(0, height if width else 0, step):
+        yield start, min(start + step, height)

@@ -79,6 +79,11 @@ def stage(name: Stage) -> AbstractContextManager[None]:
     return _NOTHING if _running is None else _Timed(_running, name)
 
 
+def looking() -> Profile | None:
+    """The profile that is being made, if one is: for work that is done, and timed, in other processes."""
+    return _running
+
+
 @contextmanager
 def profiled() -> Iterator[Profile]:
     """Counts the seconds of this process' stages, of one run at a time; one within another takes its share."""
@@ -103,11 +108,14 @@ def table(facts: dict[str, Any]) -> str:
     often = chosen["checkpoint_rounds"]
     kept = f"every {chosen['checkpoint_seconds']:g} s" if often is None else f"after every {often} rounds or more often"
     kept = "after every round" if often == 1 else kept
+    who = f"{chosen['workers']} threads, each taking {chosen['chunk_size']} clients a turn"
+    if chosen["engine"] == "ray":
+        who = f"on Ray, {chosen['workers'] or 'a worker for each CPU'}" + (" workers" if chosen["workers"] else "")
+        place = "with the workers"
     lines += [
         "chosen (see docs/performance.md; none changes more than rounding):",
         f"  gradients by {chosen['gradients']}, {chosen['tile']} clients at a time, "
-        f"{'with' if chosen['kernels'] else 'without'} compiled kernels; {chosen['workers']} threads, each taking "
-        f"{chosen['chunk_size']} clients a turn",
+        f"{'with' if chosen['kernels'] else 'without'} compiled kernels; {who}",
         f"  memories {place}, {megabytes:,.1f} MB",
         f"  evaluated every {chosen['evaluate_every']} rounds; a checkpoint {kept}",
     ]

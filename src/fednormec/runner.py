@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fednormec.checkpoint import Checkpoint, Checkpoints, tidy
 from fednormec.config import Config, read
 from fednormec.engine import COUNTS, Round, planned, record
-from fednormec.errors import Diverged, NotWritten, Stopped, StoppedAtOnce, UserError
+from fednormec.errors import Diverged, NotWritten, Stopped, StoppedAtOnce, UserError, WorkerLost
 from fednormec.events import logged, require_tensorboard
-from fednormec.experiment import Experiment, assemble, checkpoint_rounds, choices, data_digest, pool_of, start
+from fednormec.experiment import (
+    Experiment,
+    assemble,
+    checkpoint_rounds,
+    choices,
+    data_digest,
+    pool_of,
+    start,
+    with_workers,
+)
 from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
 from fednormec.privacy.statement import Statement, state, up
 from fednormec.profile import Profile, profiled, stage
 from fednormec.progress import counted, shown, sparkline
 from fednormec.randomness import generator
+from fednormec.ray_engine import Ray
 from fednormec.resuming import changes, differs, repeated, require_same_data, with_resumption
 from fednormec.runs import RunFolder, default_path, read_json
 from fednormec.summary import summarize
@@ -33,14 +43,15 @@ MEMORY_ERRORS = ("memory_error", "tracking_error")
 
 
 class Manner(NamedTuple):
-    """How a run is accompanied. `on_round` hears the number of each round that is done; `stop` is asked after each
-    whether somebody wants it to end there."""
+    """How a run is accompanied, and where its clients compute. `on_round` hears the number of each round that is done;
+    `stop` is asked after each whether somebody wants it to end there."""
 
     quiet: bool = True
     on_round: Callable[[int], None] = lambda number: None
     tensorboard: bool = False
     profile: bool = False
     stop: Callable[[], bool] = lambda: False
+    on: Ray | None = None
 
 
 def perform(
@@ -53,15 +64,18 @@ def perform(
     tensorboard: bool = False,
     profile: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    on: Ray | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Trains what the config describes and returns the summary that also lies in the folder.
 
     With `plan` the settings are those that the theory recommends. The folder is made after everything was checked, so
     that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model. With
     `tensorboard` the figures also go into event files, with `profile` profile.json and the summary that is returned say
-    where the time went.
+    where the time went. Clients compute in this process, or `on` Ray; `workers` overrides run.workers. Neither changes
+    a bit, and neither is written down.
     """
-    manner = Manner(quiet, on_round, tensorboard, profile, stop)
+    manner = Manner(quiet, on_round, tensorboard, profile, stop, on)
     if tensorboard:
         require_tensorboard()
     with profiled() if profile else nullcontext() as looking:
@@ -72,13 +86,13 @@ def perform(
             advised = answer(config)
             config = with_plan(config, advised)
         with stage("data"):
-            experiment = assemble(config)
+            experiment = with_workers(assemble(config), workers)
         if plan:
             from fednormec.theory.question import require_covered
 
             require_covered(experiment)
         path, paying = out or default_path(name), _Paying()
-        rounds = start(experiment, paying, path)
+        rounds = start(experiment, paying, path, on=on)
         with RunFolder.new(path, experiment.config, plan, data_digest(experiment)) as folder:
             paying.folder = folder
             _mention(() if quiet else experiment.unused)
@@ -93,6 +107,8 @@ def go_on(
     tensorboard: bool = False,
     profile: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    on: Ray | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Goes on with the run in this folder after its newest intact checkpoint, to the same bits as if it had never been
     interrupted. Of a run that came to its end, the summary once more."""
@@ -105,19 +121,19 @@ def go_on(
             tidy(path, int(read(path / "config.toml").get("run", {}).get("keep_checkpoint") is True))
             return _with_texts(finished, folder)
         with stage("data"):
-            experiment = assemble(read(path / "config.toml"))
+            experiment = with_workers(assemble(read(path / "config.toml")), workers)
         begun = read_json(path / "environment.json")
         require_same_data(begun, experiment)
         checkpoint, trouble = _checkpoints(experiment, folder).newest(folder.digest_of)
         done = 0 if checkpoint is None else checkpoint.facts.round
         again = repeated(experiment, path, checkpoint)
         paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
-        rounds = start(experiment, paying, path, checkpoint, again.releases)
+        rounds = start(experiment, paying, path, checkpoint, again.releases, on)
         for said in (*trouble, *changes(begun), f"goes on after round {done} of {experiment.run.rounds}", *again.notes):
             _tell(f"{said}.")
         folder.go_on_after(done)
         folder.note("environment", with_resumption(begun, done))
-        manner = Manner(quiet, tensorboard=tensorboard, profile=profile, stop=stop)
+        manner = Manner(quiet, tensorboard=tensorboard, profile=profile, stop=stop, on=on)
         by_plan = begun.get("planned") is True
         with _says_how_to_go_on(path):
             return _train(experiment, folder, rounds, paying, manner, looking, checkpoint, by_plan)
@@ -174,7 +190,7 @@ def _train(
     begun, x = progress.done, experiment.problem.init(generator(experiment.run.seed, "init"))
     if checkpoint is not None:
         x = checkpoint.server.x
-    checkpoints, r = _checkpoints(experiment, folder), None
+    checkpoints = _checkpoints(experiment, folder)
     try:
         with (
             shown(experiment.run.rounds, manner.quiet, begun) as show,
@@ -192,8 +208,11 @@ def _train(
                 progress.add(line)
                 show(r.number, r.metrics, None if r.plan is None else _spent(r))
                 manner.on_round(r.number)
-                if r.number < experiment.run.rounds:
+                if not r.last:
                     _keep(checkpoints, folder, r, manner.stop())
+                elif experiment.run.keep_checkpoint:  # now: memories that lie elsewhere end with the rounds
+                    with stage("disk"):
+                        checkpoints.save(r, folder.digest)
     except Diverged as end:
         ended = str(end)
     for said in () if folder.differs is None else differs(folder.differs, experiment):
@@ -204,12 +223,10 @@ def _train(
         summary["guarantee"] = _guarantee(experiment, by_plan, known, progress.evaluated, folder)
     summary |= {"not_private": [*sorted(progress.looks_at_clients), "left_out"], "left_out": progress.left_out}
     with stage("disk"):
-        if experiment.run.keep_checkpoint and r is not None and ended is None:  # else memories are ahead
-            checkpoints.save(r, folder.digest)
         folder.finish(experiment.problem.named(x), summary, statement)
         tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
     if profile is not None:
-        summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment)}
+        summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment, manner.on)}
         folder.note("profile", summary["profile"])
     return summary | {"curve": sparkline(progress.curve), "statement": None if statement is None else statement.text}
 
@@ -237,7 +254,7 @@ def _keep(checkpoints: Checkpoints, folder: RunFolder, r: Round, stop: bool) -> 
 
 @contextmanager
 def _says_how_to_go_on(path: Path) -> Iterator[None]:
-    """What ends a run early and leaves it fit to go on: being asked to, a full disk."""
+    """What ends a run early and leaves it fit to go on: being asked to, a full disk, a worker that died."""
     how = f"To go on: fednormec run --resume {shlex.quote(str(path))}"
     try:
         yield
@@ -245,7 +262,7 @@ def _says_how_to_go_on(path: Path) -> Iterator[None]:
         raise Stopped(f"{end} {how}") from None
     except KeyboardInterrupt:
         raise StoppedAtOnce(f"stopped at once; the last checkpoint stands. {how}") from None
-    except (NotWritten, OSError) as error:
+    except (NotWritten, WorkerLost, OSError) as error:
         raise UserError(f"{str(error).rstrip('.')}. {how}") from error
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):

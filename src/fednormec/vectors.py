@@ -1,11 +1,13 @@
 """Flat vectors: a module's parameters as views of one buffer, and norms of rows that can be trusted."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+ALIGNED = 64  # bytes; where torch puts a tensor begins at a multiple of these
 BLOCK = 128  # numbers whose squares are summed in float32 before float64 takes over
 
 
@@ -46,6 +48,14 @@ def take(rows: Tensor, ids: np.ndarray) -> Tensor:
     """rows[ids], without a copy where they are consecutive."""
     where = neighbours(ids)
     return rows[torch.tensor(ids, device=rows.device) if where is None else where]
+
+
+def some_of(rows: Tensor, first: int, last: int) -> Tensor:
+    """A copy of rows first to last - 1 that lies as far from a multiple of 64 bytes as they do: what a product of
+    matrices rounds to can depend on that. It still does when it was sent elsewhere."""
+    row_bytes = rows[:1].numel() * rows.element_size()
+    before = first % (ALIGNED // math.gcd(ALIGNED, row_bytes)) if row_bytes else 0
+    return torch.cat([rows.new_zeros(before, *rows.shape[1:]), rows[first:last]])[before:]
 
 
 def plus(x: Tensor, v: Tensor, scale: float) -> Tensor:

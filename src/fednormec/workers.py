@@ -29,7 +29,7 @@ class Pool(NamedTuple):
         result do not depend on how many threads there are."""
         keep_freed_memory()
         ready, patient = Barrier(self.workers + 1), True
-        executor = ThreadPoolExecutor(self.workers, initializer=_compute_alone)
+        executor = ThreadPoolExecutor(self.workers, initializer=compute_alone)
         try:
             with one_arithmetic_thread():  # restores the setting, which is torch's default for new threads too
                 for _ in range(self.workers):
@@ -77,6 +77,7 @@ def keep_freed_memory() -> None:
             mallopt(arena_max, 1)  # a thread's own arena would give its memory back all the same
 
 
-def _compute_alone() -> None:
+def compute_alone() -> None:
+    """This thread does its arithmetic on its own."""
     torch.get_num_threads()  # torch sets a thread up at its first call, with the default; only then ours will stay
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """What a federated problem is: M functions f_i on flat vectors, every client weighing 1/M."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -63,6 +63,15 @@ class Problem(Protocol):
 
     def model(self, x: Tensor) -> Any:
         """The model x as its user knows it: a module for a neural problem, the vector itself elsewhere."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A problem that can be taken apart, so that a worker elsewhere gets the data of its own clients only."""
+
+    def part(self, first: int, last: int) -> Problem:
+        """Clients first to last - 1, numbered from 0, with gradients of the same bits. It is there for these alone."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from typing import Final, NamedTuple, final
 
@@ -13,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from fednormec.errors import UserError, at_least_one, non_negative
 from fednormec.problems.base import Interval, Metrics, tile_size
 from fednormec.randomness import generator
-from fednormec.vectors import take
+from fednormec.vectors import some_of, take
 
 EPS: Final = float(np.finfo(np.float64).eps)
 PROJECTIONS: Final = 4
@@ -77,6 +78,13 @@ class Logistic:
         w = x.expand(len(ids), self.dim)
         s = c * torch.sigmoid(-torch.bmm(S, w.unsqueeze(-1)).squeeze(-1))
         return self._regularizer * (2 * w / (1 + w * w) ** 2) - torch.bmm(s.unsqueeze(1), S).squeeze(1)
+
+    def part(self, first: int, last: int) -> "Logistic":
+        """Padded as all clients are: another width could round differently."""
+        some = copy(self)
+        own = {name: some_of(getattr(self, name), first, last) for name in ("_signed", "_weights")}
+        vars(some).update(own, _sizes=self._sizes[first:last].copy(), _test=None)
+        return some
 
     def evaluate(self, x: Tensor) -> Metrics:
         """The public figures are those on the test set: the logistic loss without the regulariser, the accuracy."""

@@ -14,7 +14,7 @@ from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems.base import Metrics, tile_size
 from fednormec.problems.layers import Layered, for_convolutions
 from fednormec.profile import stage
-from fednormec.vectors import Layout, flatten, layout_of, neighbours
+from fednormec.vectors import Layout, flatten, layout_of, neighbours, some_of
 
 Loss = Callable[[Any, Tensor], Tensor]
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
@@ -137,6 +137,20 @@ class NeuralProblem:
             inputs, targets = self._batch(ids, index)
         weights = None if mask is None or not padded else self._tensor(mask / mask.sum(axis=1, keepdims=True))
         return (self._grad_in_layers if self._way == "layers" else self._grad_at_once)(x, inputs, targets, weights)
+
+    def part(self, first: int, last: int) -> "NeuralProblem":
+        some, sizes = copy.copy(self), self._sizes[first:last].copy()
+        begin = int(self._starts[first])
+        end = begin + int(sizes.sum())
+        some._x, some._y = some_of(self._x, begin, end), some_of(self._y, begin, end)
+        some._sizes, some._starts, some._test = sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]), None
+        return some
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_own"}  # threads stay where they are
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _own=threading.local())
 
     def evaluate(self, x: Tensor) -> Metrics:
         """train_loss is the mean over clients, each weighing the same; the rest is on the public test set."""

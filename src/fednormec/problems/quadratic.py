@@ -12,7 +12,7 @@ from torch import Tensor
 from fednormec.errors import UserError, at_least_one, non_negative, require_room
 from fednormec.problems.base import Interval, Metrics, tile_size
 from fednormec.randomness import generator
-from fednormec.vectors import take
+from fednormec.vectors import some_of, take
 
 
 @final
@@ -64,6 +64,11 @@ class Quadratic:
             A, Ab = self._means_over(ids, examples)
         rows = x.expand(len(ids), self.dim).unsqueeze(-1)
         return torch.bmm(A, rows).squeeze(-1) - Ab
+
+    def part(self, first: int, last: int) -> "Quadratic":
+        some = Quadratic(some_of(self.curvatures, first, last), some_of(self.minimisers, first, last))
+        vars(some)["_mean_curvatures"] = some_of(self._mean_curvatures, first, last)
+        return some
 
     def evaluate(self, x: Tensor) -> Metrics:
         losses = _client_losses(x.expand(self.num_clients, -1), self.curvatures, self.minimisers)

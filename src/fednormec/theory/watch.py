@@ -27,14 +27,12 @@ def can_measure(algorithm: Algorithm) -> bool:
 
 def measure(problem: Problem, algorithm: Algorithm, r: Round, seed: int = 0) -> Measured:
     """The figures after a round of an error-feedback method with one memory per client."""
-    moment = Moment(seed, r.number + 1)
+    moment, memory = Moment(seed, r.number + 1), r.memory
     errors = [
-        (algorithm.local.run(problem, r.x, ids, moment, None).double() - r.memory[ids[0] : ids[-1] + 1])
-        .norm(dim=1)
-        .max()
+        (algorithm.local.run(problem, r.x, ids, moment, None).double() - memory[ids[0] : ids[-1] + 1]).norm(dim=1).max()
         for ids in tiles(problem)
     ]
-    tracking = (r.server.memory.double() - r.memory.double().mean(0)).norm().item()
+    tracking = (r.server.memory.double() - memory.double().mean(0)).norm().item()
     return Measured(torch.stack(errors).max().item(), tracking, gradient_norms(problem, r.x)[0])
 
 
