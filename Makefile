@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test check setup bench bench-growth bench-ray soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test test-federation check setup bench bench-growth bench-ray soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -18,6 +18,10 @@ test check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+
+# a server and clients as processes on loopback, killed and restarted: minutes
+test-federation: $(READY)
+	$(BIN)/pytest tests/federation_processes.py
 
 setup: $(READY)
 

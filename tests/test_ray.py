@@ -28,7 +28,7 @@ from fednormec.errors import Stopped, UserError, WorkerLost
 from fednormec.faults import FAULTS
 from fednormec.participation import Cohort
 from fednormec.ray_engine import Ray
-from fednormec.runner import go_on, perform
+from fednormec.runner import Site, go_on, perform
 
 PLAIN = Path(__file__).parents[1] / "examples" / "not_private.toml"
 SMALL = ("model.name=linear", "data.clients=9", "run.rounds=12", "run.checkpoint_rounds=3", "problem.tile=2",
@@ -252,8 +252,8 @@ def test_a_checkpoint_needs_one_block_at_a_time(same_workers, tmp_path, monkeypa
         _ = r.memory
 
 
-def whole(out: Path, *overrides: str, **settings: Any) -> dict[str, Any]:
-    return perform(read(PLAIN, overrides), "test", out, quiet=True, **settings)
+def whole(out: Path, *overrides: str, on: Ray | None = None, **settings: Any) -> dict[str, Any]:
+    return perform(read(PLAIN, overrides), "test", out, quiet=True, site=Site(on=on), **settings)
 
 
 def equal_files(one: Path, other: Path) -> bool:
@@ -267,7 +267,7 @@ def test_a_run_folder_is_resumed_by_either_engine(same_workers, tmp_path, begun)
     after = iter(range(1, 99))
     with pytest.raises(Stopped, match="after round 7"):
         whole(tmp_path / "out", *asked, on=begun, workers=2, stop=lambda: next(after) >= 7)
-    go_on(tmp_path / "out", quiet=True, on=Ray() if begun is None else None, workers=3)
+    go_on(tmp_path / "out", quiet=True, site=Site(on=Ray() if begun is None else None), workers=3)
     assert equal_files(tmp_path / "whole", tmp_path / "out")
     kept = [next(folder.glob("checkpoint-12*")) for folder in (tmp_path / "whole", tmp_path / "out")]
     assert len({checkpoints.load(path).facts.round for path in kept}) == 1
@@ -317,7 +317,7 @@ def test_a_run_whose_worker_was_killed_goes_on_to_the_same_bits(cluster, tmp_pat
         whole(tmp_path / "out", *asked, on=Ray(), workers=1, on_round=kill_in_round_5)
     assert len(str(told.value).splitlines()) == 1
     assert [path.name for path in checkpoints.newest_first(tmp_path / "out")] == ["checkpoint-3.safetensors"]
-    go_on(tmp_path / "out", quiet=True, on=Ray(), workers=1)
+    go_on(tmp_path / "out", quiet=True, site=Site(on=Ray()), workers=1)
     assert equal_files(tmp_path / "whole", tmp_path / "out")
     said = capfd.readouterr()
     assert said.out == ""

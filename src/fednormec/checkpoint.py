@@ -57,8 +57,8 @@ class _Block(NamedTuple):
 class Checkpoint:
     """An intact checkpoint; the clients' memories stay in the file until `fill` is given room for them."""
 
-    def __init__(self, path: Path, facts: Facts, server: Server, memories: _Block) -> None:
-        self.path, self.facts, self.server, self._memories = path, facts, server, memories
+    def __init__(self, path: Path, facts: Facts, server: Server, memories: _Block, blank: bool = False) -> None:
+        self.path, self.facts, self.server, self._memories, self._blank = path, facts, server, memories, blank
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,9 +68,16 @@ class Checkpoint:
     def fill(self, memories: Remembered) -> None:
         if memories.shape != self.shape or memories.dtype != self._memories.dtype:
             raise UserError(f"{self.path} holds memories of shape {self.shape}, not {memories.shape}.")
+        if self._blank:
+            return
         with open(self.path, "rb") as file:
             file.seek(self._memories.start)
             memories.fill(lambda rows: _from_file(file, (rows, self.shape[1]), self._memories.dtype))
+
+    def without_memories(self) -> "Checkpoint":
+        """The same model with all memories at zero, the server's and the clients', as before the first round."""
+        server = self.server._replace(memory=torch.zeros_like(self.server.memory))
+        return Checkpoint(self.path, self.facts, server, self._memories, blank=True)
 
 
 class Checkpoints:

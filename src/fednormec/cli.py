@@ -13,6 +13,7 @@ import typer
 
 from fednormec import __version__
 from fednormec.errors import Stopped, StoppedAtOnce, UserError
+from fednormec.federation.cli import app as federation
 
 if TYPE_CHECKING:
     from fednormec.config import Config
@@ -182,6 +183,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for 
 
 data = typer.Typer(help=DATA_HELP, rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(data, name="data")
+app.add_typer(federation, name="federation")
 
 
 def main() -> None:
@@ -246,25 +248,25 @@ def run(
     from fednormec.config import QUICKSTART, THEORY, known
     from fednormec.interrupts import asked_to_stop
     from fednormec.ray_engine import Ray
-    from fednormec.runner import go_on, perform
+    from fednormec.runner import Site, go_on, perform
     from fednormec.runs import to_json
     from fednormec.summary import describe, with_report
 
     known("engine", engine, ENGINES)
     if address is not None and engine != "ray":
         raise UserError("--address is that of a Ray cluster: add --engine ray, or leave it out.")
-    on = Ray(address) if engine == "ray" else None
+    site = Site(on=Ray(address) if engine == "ray" else None)
     with asked_to_stop("stopping after this round; Ctrl-C again stops at once.") as stop:
         if resume is not None:
             if config is not None or overrides or out is not None or not_private or plan:
                 raise UserError("--resume takes the settings from the run folder: leave CONFIG, --set, --out, "
                                 "--not-private and --plan out.")  # fmt: skip
-            done = go_on(Path(resume), quiet, tensorboard, profile, stop, on, workers)
+            done = go_on(Path(resume), quiet, tensorboard, profile, stop, site, workers)
         else:
             name, asked = _read(config, overrides, not_private, THEORY if plan else QUICKSTART)
             where = None if out is None else Path(out)
             done = perform(
-                asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop, on=on,
+                asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop, site=site,
                 workers=workers,
             )  # fmt: skip
         summary = with_report(done)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
+from fednormec.bounds import Messages
 from fednormec.errors import UserError
 from fednormec.local import Moment
 from fednormec.memories import Memories, Remembered
@@ -25,10 +26,13 @@ STRETCHES = 4  # of neighbouring clients: so many at least, if there are as many
 
 class Exchanged(NamedTuple):
     """All that crosses to the server: the sum of the senders' messages, float64; beside it, how many clients were left
-    out because their update was not finite."""
+    out because their update was not finite, or their message no message. Where clients can fail to answer, `cohort` is
+    who did, and `missed` how many did not; None: all who were asked."""
 
     total: Tensor
     left_out: int
+    cohort: Cohort | None = None
+    missed: int | None = None
 
 
 class Branch(NamedTuple):
@@ -40,10 +44,13 @@ class Branch(NamedTuple):
 
 
 class Clients(Protocol):
-    """All clients of a simulation, wherever they compute, with what they remember."""
+    """All clients, wherever they compute, with what is remembered of each here. `noisy` ones add their noise
+    themselves, so that what they send is a release."""
 
     @property
     def memories(self) -> Remembered: ...
+    @property
+    def noisy(self) -> bool: ...
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         """One round of `algorithm`, or of `algorithm.prime`, which moves the memories."""
@@ -75,6 +82,7 @@ class _Here(NamedTuple):
     exactly: bool
     memories: Memories
     submit: Submit
+    noisy: bool = False
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         algorithm = self.algorithm.prime if prime else self.algorithm
@@ -109,10 +117,10 @@ def added(branches: list[Branch], width: int, device: torch.device) -> Exchanged
     """All of them, from the right, where they are shortest; zeros where nobody computed."""
     if not branches:
         return Exchanged(torch.zeros(width, dtype=torch.float64, device=device), 0)
-    total, left_out = branches[-1].sum
+    total = branches[-1].sum.total
     for branch in reversed(branches[:-1]):
-        total, left_out = branch.sum.total.add_(total), left_out + branch.sum.left_out
-    return Exchanged(total, left_out)
+        total = branch.sum.total.add_(total)
+    return Exchanged(total, sum(branch.sum.left_out for branch in branches))
 
 
 def tile(
@@ -132,6 +140,21 @@ def tile(
     with stage("memories"):
         where = neighbours(own) or torch.as_tensor(own, device=memory.device)
         rows = memory[where]  # a view when the ids are neighbours
+    messages, left_out = computed(problem, algorithm, server, rows, ids, moment)
+    with stage("memories"):
+        if not isinstance(where, slice):
+            memory[where] = rows
+        memories.let_go(int(own[0]), int(own[-1]))
+        sends = torch.as_tensor(cohort.sending, dtype=rows.dtype, device=rows.device)
+        return Exchanged(messages.sum(sends, exactly), left_out)
+
+
+def computed(
+    problem: Problem, algorithm: Algorithm, server: Server, rows: Tensor, ids: np.ndarray, moment: Moment
+) -> tuple[Messages, int]:
+    """What a block of clients sends, one in `rows` for each id; moves their memories there. Also how many were left
+    out: their message is zero and their memory stays."""
+    with stage("memories"):
         correction = algorithm.correction(server, rows) if algorithm.correction else None
     with stage("gradients"):
         updates = algorithm.local.run(problem, server.x, ids, moment, correction)
@@ -146,11 +169,7 @@ def tile(
         messages = algorithm.client_(server, rows, updates)
         if len(broken):
             messages.rows[broken], rows[broken] = 0, kept
-        if not isinstance(where, slice):
-            memory[where] = rows
-        memories.let_go(int(own[0]), int(own[-1]))
-        sends = torch.as_tensor(cohort.sending, dtype=rows.dtype, device=rows.device)
-        return Exchanged(messages.sum(sends, exactly), len(broken) or len(messages.broken))
+        return messages, len(broken) or len(messages.broken)
 
 
 def tiles(cohort: Cohort, problem: Problem, stretch: int) -> list[Cohort]:

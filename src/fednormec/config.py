@@ -16,7 +16,10 @@ Config = dict[str, Section]
 
 QUICKSTART = Path(__file__).with_name("quickstart.toml")
 THEORY = Path(__file__).with_name("theory.toml")
-SECTIONS = ("problem", "data", "model", "local", "method", "participation", "privacy", "constants", "faults", "run")
+SECTIONS = (
+    "problem", "data", "model", "local", "method", "participation", "privacy", "constants", "faults", "federation",
+    "run",
+)  # fmt: skip
 BUILT_IN = ("digits", "cifar10", "fashion_mnist")
 DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
 

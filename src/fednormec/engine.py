@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 
 COUNTS = ("computed", "sent", "left_out")  # what a round's record says of its clients in any case
+MISSED = "missed"  # and where clients can fail to answer
+Place = Callable[[Algorithm, Plan | None, Tensor], AbstractContextManager[Clients]]
 
 
 class Round(NamedTuple):
     """What a simulation knows after a round. Only `released`, the (noisy) sum of messages, and what the server made of
     it have left the clients; the rest is diagnostics. `plan` says what the release cost, None without privacy;
     `releases` is how many there were so far, which can be more than rounds where a run was interrupted. For `in_vain`
-    updates in a row, to the last, none was finite. `last`: no round follows."""
+    updates in a row, to the last, none was finite. `last`: no round follows. `missed` counts who was asked and did not
+    answer, where that can be."""
 
     number: int
     server: Server
@@ -49,6 +52,7 @@ class Round(NamedTuple):
     plan: Plan | None
     releases: int
     last: bool = False
+    missed: int | None = None
 
     @property
     def x(self) -> Tensor:
@@ -103,7 +107,7 @@ def simulate(
     workers: int | None = None,
     chunk_size: int | None = None,
     memories_in: Path | None = None,
-    on: Ray | None = None,
+    on: Ray | Place | None = None,
     before_release: Callable[[int, Plan], None] = _nothing,
     resume: "Checkpoint | None" = None,
     released: int | None = None,
@@ -121,6 +125,7 @@ def simulate(
     With `resume`, a checkpoint of the same simulation, it goes on after that round, with the bits of one that was never
     interrupted (secure noise excepted). `released` is how many releases there were before (default: those that the
     checkpoint knows); with secure noise, rounds that are computed again come on top of them.
+    `on` may also be what makes clients that are elsewhere, given the algorithm, the plan and x.
     Raises Diverged when the model is no longer finite, or (without privacy: it looks at clients' data) no client's loss
     or update is.
     """
@@ -142,16 +147,20 @@ def simulate(
     if memories_in is not None and x.device.type != "cpu":
         raise UserError(f"memories in a file are for the CPU, not for {x.device.type}: keep them in memory.")
     if resume is not None:
-        _require_fit(resume, problem, algorithm, x)
+        _require_fit(resume, problem, algorithm, x, here=on is None or isinstance(on, Ray))
         if x0 is not None:
             raise UserError("a checkpoint has its own model: leave x0 out.")
     exactly, stretch = regroups(algorithm, participation, problem), stretch_size(algorithm, participation, problem)
-    pool = pool_for(problem, workers, chunk_size)
+    clients: AbstractContextManager[Clients]
     if on is None:
+        pool = pool_for(problem, workers, chunk_size)
         clients = here(problem, algorithm, pool, stretch, exactly, x, memories_in)
-    else:
+    elif isinstance(on, Ray):
+        pool_for(problem, workers, chunk_size)  # says so if they cannot be
         require_usable(on, x, memories_in)
         clients = ray_clients(on, problem, algorithm, workers, stretch, exactly, x)
+    else:
+        clients = on(algorithm, agreed, x)
     before = (resume.facts.releases if resume is not None else 0) if released is None else released
     return _rounds(
         problem, algorithm, participation, clients, agreed, rounds, seed, x, evaluate_every, before_release, resume,
@@ -192,7 +201,7 @@ def train(
     workers: int | None = None,
     chunk_size: int | None = None,
     memories_in: Path | None = None,
-    on: Ray | None = None,
+    on: Ray | Place | None = None,
     on_round: Callable[[Round], None] = lambda r: None,
 ) -> Trained:
     """`simulate` to its end: the last finite model and the history, one record a round (see `record`).
@@ -242,6 +251,8 @@ def record(r: Round, measured: Mapping[str, float] | None = None) -> dict[str, A
     public, private = r.metrics or Metrics({}, {})
     private = dict(measured or {}) | private
     counts = dict(zip(COUNTS, (r.computed, r.sent, r.left_out), strict=True))
+    if r.missed is not None:
+        counts[MISSED] = r.missed
     spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta, **r.plan.label}
     return {"round": r.number, **spent, **public, "not_private": {**private, **counts}}
 
@@ -273,16 +284,19 @@ def _rounds(
             resume.fill(clients.memories)
         elif algorithm.prime is not None:
             everyone = full().draw(m, generator(seed, "cohort", 0))
-            total, _ = clients.exchange(server, everyone, Moment(seed, 0), prime=True)
-            server = algorithm.prime.server(server, (total / m).to(x.dtype), full().weights(m))
+            first = clients.exchange(server, everyone, Moment(seed, 0), prime=True)
+            server = algorithm.prime.server(server, (first.total / m).to(x.dtype), full().weights(m))
         for number in range(done + 1, last + 1):
             if agreed is None:
                 cohort = participation.draw(m, generator(seed, "cohort", number))
             else:
                 cohort = agreed.mechanism.cohort(seed, number)
             with one_arithmetic_thread():
-                total, left_out = clients.exchange(server, cohort, Moment(seed, number))
-                if agreed is not None:
+                if agreed is not None and clients.noisy:  # what they send is the release
+                    before_release(number, agreed)
+                total, left_out, answered, missed = clients.exchange(server, cohort, Moment(seed, number))
+                cohort = cohort if answered is None else answered
+                if agreed is not None and not clients.noisy:
                     with stage("noise"):
                         draw = agreed.mechanism.noise(len(total), int(cohort.sending.sum()), seed, number)
                         total += torch.as_tensor(draw, device=x.device)
@@ -299,19 +313,20 @@ def _rounds(
             due = evaluate_every is not None and (number % evaluate_every == 0 or number == last)
             with stage("evaluation"):
                 metrics = problem.evaluate(server.x) if due else None
-            if agreed is None and metrics is not None and math.isnan(metrics.not_private["train_loss"]):
+            if agreed is None and metrics is not None and math.isnan(metrics.not_private.get("train_loss", 0.0)):
                 raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
             releases += agreed is not None
             yield Round(
                 number, server, clients.memories, cohort, left_out, in_vain, metrics, total, agreed, releases,
-                number == last,
+                number == last, missed,
             )  # fmt: skip
 
 
-def _require_fit(checkpoint: "Checkpoint", problem: Problem, algorithm: Algorithm, x: Tensor) -> None:
-    """Says so if a checkpoint is of something else."""
+def _require_fit(checkpoint: "Checkpoint", problem: Problem, algorithm: Algorithm, x: Tensor, here: bool) -> None:
+    """Says so if a checkpoint is of something else. What is remembered of clients that are not here is their place's
+    affair."""
     like, server = algorithm.init(x), checkpoint.server
-    rows = (problem.num_clients, algorithm.memory_slots * problem.dim)
+    rows = (problem.num_clients, algorithm.memory_slots * problem.dim) if here else checkpoint.shape
     pairs = ((server.x, like.x), (server.memory, like.memory))
     if checkpoint.shape != rows or any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
         raise UserError(f"{checkpoint.path} is of another run: its model has {len(server.x)} parameters and its "

@@ -44,7 +44,7 @@ from fednormec.data import (
 )
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.sources import Takeable
-from fednormec.engine import Round, evaluation_interval, pool_for, simulate
+from fednormec.engine import Place, Round, evaluation_interval, pool_for, simulate
 from fednormec.errors import UserError, at_least_one, require_room
 from fednormec.faults import FAULTS, Faults, faulty
 from fednormec.files import digest
@@ -89,10 +89,11 @@ class Rules(NamedTuple):
     config: Config
 
 
-def assemble(config: Config) -> Experiment:
-    """Checks the whole config and builds what it describes; nothing is written."""
+def assemble(config: Config, data: FederatedData | None = None) -> Experiment:
+    """Checks the whole config and builds what it describes; nothing is written. With `data`, those of one party among
+    others who have theirs elsewhere, in place of what [data] says."""
     algorithm, participation, privacy, run, resolved = rules(config)
-    problem = _problem(config, resolved, run)
+    problem = _problem(config, resolved, run, data)
     for name, size in {"clients": problem.num_clients, "dim": problem.dim}.items():
         given = resolved.get("constants", {}).get(name)
         if given not in (None, size):
@@ -129,7 +130,7 @@ def start(
     folder: Path = Path(),
     resume: Checkpoint | None = None,
     released: int | None = None,
-    on: Ray | None = None,
+    on: Ray | Place | None = None,
 ) -> Iterator[Round]:
     """The rounds of an experiment; what does not fit together is said here, before the first. `folder`, where memories
     lie that are to lie in a file, need not be there before the first round."""
@@ -175,7 +176,7 @@ def pool_of(experiment: Experiment) -> Pool:
     return pool_for(experiment.problem, experiment.run.workers, experiment.run.chunk_size)
 
 
-def choices(experiment: Experiment, on: Ray | None = None) -> dict[str, Any]:
+def choices(experiment: Experiment, on: Ray | Place | None = None) -> dict[str, Any]:
     """What a run chooses by rule where its config leaves it open; none of it changes more than rounding. How many
     workers Ray's cluster gives by itself is its own affair: None."""
     problem, algorithm, run = experiment.problem, experiment.algorithm, experiment.run
@@ -185,7 +186,7 @@ def choices(experiment: Experiment, on: Ray | None = None) -> dict[str, Any]:
         "gradients": problem.way if isinstance(problem, NeuralProblem) else "formula",
         "kernels": kernels.library() is not None,
         "tile": problem.tile,
-        "engine": "threads" if on is None else "ray",
+        "engine": "threads" if on is None else "ray" if isinstance(on, Ray) else "elsewhere",
         "workers": pool.workers if on is None else run.workers,
         "chunk_size": pool.chunk_size,
         "memories": run.memories,
@@ -228,7 +229,7 @@ def _with_faults(algorithm: Algorithm, faults: Faults, num_clients: int, seed: i
     return algorithm._replace(local=local, prime=prime)
 
 
-def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
+def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedData | None) -> Problem:
     dtype, device = getattr(torch, run.dtype), _device(run.device)
 
     def quadratic(
@@ -241,15 +242,15 @@ def _problem(config: Config, resolved: Config, run: RunSettings) -> Problem:
         return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
 
     def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
-        data = _data(config, resolved, run.seed)
+        data = _data(config, resolved, run.seed) if own is None else own
         pairs = [_two_classes(examples, positive, dtype, device) for examples in data.clients]
-        if len({sign for _, y in pairs for sign in y.tolist()}) < 2:
+        if own is None and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
             raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
         test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
         return Logistic([a for a, _ in pairs], [y for _, y in pairs], regularizer=regularizer, test=test)
 
     def neural(vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
-        data = _data(config, resolved, run.seed)
+        data = _data(config, resolved, run.seed) if own is None else own
         build = _choose(config, resolved, "model", MODELS, given=2)
         with _sizes_from_the_config("model"):
             with torch.device("meta"):  # as large as it will be, without its numbers

@@ -82,6 +82,8 @@ def figures(metrics: Metrics, private: bool) -> str:
     """
     named = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}"}
     parts = [text.format(metrics.public[key]) for key, text in named.items() if key in metrics.public]
+    if "train_loss" not in metrics.not_private:  # of clients that are elsewhere
+        return "  ".join(parts)
     loss = f"loss {metrics.not_private['train_loss']:.4f}"
     if private:
         return "  ".join(parts) or f"{loss} (not private)"

@@ -107,6 +107,7 @@ class _There(NamedTuple):
     stretch: int
     owners: list[_Owner]
     memories: Remembered
+    noisy: bool = False
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         """The tiles of a round are numbered over all clients, and each worker adds up its own as far as it can."""

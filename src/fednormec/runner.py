@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fednormec.checkpoint import Checkpoint, Checkpoints, tidy
 from fednormec.config import Config, read
-from fednormec.engine import COUNTS, Round, planned, record
+from fednormec.engine import COUNTS, MISSED, Place, Round, planned, record
 from fednormec.errors import Diverged, NotWritten, Stopped, StoppedAtOnce, UserError, WorkerLost
 from fednormec.events import logged, require_tensorboard
 from fednormec.experiment import (
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from fednormec.theory.setting import Constants
 
 ABOUT = ("round", "epsilon", "delta", "label", "not_private")  # what a record has besides figures of the model
-MEMORY_ERRORS = ("memory_error", "tracking_error")
+NOT_OF_THE_MODEL = (*COUNTS, MISSED, "memory_error", "tracking_error")
+SHOWN = ("test_accuracy", "train_loss")  # the curve of a run is that of the first of these that it has
 
 
 class Manner(NamedTuple):
-    """How a run is accompanied, and where its clients compute. `on_round` hears the number of each round that is done;
+    """How a run is accompanied. `on_round` hears the number of each round that is done;
     `stop` is asked after each whether somebody wants it to end there."""
 
     quiet: bool = True
@@ -51,7 +52,20 @@ class Manner(NamedTuple):
     tensorboard: bool = False
     profile: bool = False
     stop: Callable[[], bool] = lambda: False
-    on: Ray | None = None
+
+
+class Site(NamedTuple):
+    """Where a run's problem and clients are, if not here: what builds its experiment, what makes its clients, what its
+    statement says besides, the command to go on with, and whether that lets all memories start over."""
+
+    assemble: Callable[[Config], Experiment] = assemble
+    on: Ray | Place | None = None
+    says: tuple[tuple[str, str], ...] = ()
+    command: str | None = None
+    forgets: bool = False
+
+
+HERE = Site()
 
 
 def perform(
@@ -64,7 +78,7 @@ def perform(
     tensorboard: bool = False,
     profile: bool = False,
     stop: Callable[[], bool] = lambda: False,
-    on: Ray | None = None,
+    site: Site = HERE,
     workers: int | None = None,
 ) -> dict[str, Any]:
     """Trains what the config describes and returns the summary that also lies in the folder.
@@ -72,10 +86,10 @@ def perform(
     With `plan` the settings are those that the theory recommends. The folder is made after everything was checked, so
     that a mistake leaves nothing behind. A run whose model diverges is kept, with the last finite model. With
     `tensorboard` the figures also go into event files, with `profile` profile.json and the summary that is returned say
-    where the time went. Clients compute in this process, or `on` Ray; `workers` overrides run.workers. Neither changes
-    a bit, and neither is written down.
+    where the time went. Clients compute where `site` says; `workers` overrides run.workers. Ray and workers change no
+    bit and are not written down.
     """
-    manner = Manner(quiet, on_round, tensorboard, profile, stop, on)
+    manner = Manner(quiet, on_round, tensorboard, profile, stop)
     if tensorboard:
         require_tensorboard()
     with profiled() if profile else nullcontext() as looking:
@@ -86,19 +100,19 @@ def perform(
             advised = answer(config)
             config = with_plan(config, advised)
         with stage("data"):
-            experiment = with_workers(assemble(config), workers)
+            experiment = with_workers(site.assemble(config), workers)
         if plan:
             from fednormec.theory.question import require_covered
 
             require_covered(experiment)
         path, paying = out or default_path(name), _Paying()
-        rounds = start(experiment, paying, path, on=on)
+        rounds = start(experiment, paying, path, on=site.on)
         with RunFolder.new(path, experiment.config, plan, data_digest(experiment)) as folder:
             paying.folder = folder
             _mention(() if quiet else experiment.unused)
             known = None if advised is None else advised.question.constants
-            with _says_how_to_go_on(path):
-                return _train(experiment, folder, rounds, paying, manner, looking, by_plan=plan, known=known)
+            with _says_how_to_go_on(path, site.command):
+                return _train(experiment, folder, rounds, paying, manner, looking, by_plan=plan, known=known, site=site)
 
 
 def go_on(
@@ -107,7 +121,7 @@ def go_on(
     tensorboard: bool = False,
     profile: bool = False,
     stop: Callable[[], bool] = lambda: False,
-    on: Ray | None = None,
+    site: Site = HERE,
     workers: int | None = None,
 ) -> dict[str, Any]:
     """Goes on with the run in this folder after its newest intact checkpoint, to the same bits as if it had never been
@@ -121,22 +135,24 @@ def go_on(
             tidy(path, int(read(path / "config.toml").get("run", {}).get("keep_checkpoint") is True))
             return _with_texts(finished, folder)
         with stage("data"):
-            experiment = with_workers(assemble(read(path / "config.toml")), workers)
+            experiment = with_workers(site.assemble(read(path / "config.toml")), workers)
         begun = read_json(path / "environment.json")
         require_same_data(begun, experiment)
         checkpoint, trouble = _checkpoints(experiment, folder).newest(folder.digest_of)
+        if checkpoint is not None and site.forgets:
+            checkpoint = checkpoint.without_memories()
         done = 0 if checkpoint is None else checkpoint.facts.round
         again = repeated(experiment, path, checkpoint)
         paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
-        rounds = start(experiment, paying, path, checkpoint, again.releases, on)
+        rounds = start(experiment, paying, path, checkpoint, again.releases, site.on)
         for said in (*trouble, *changes(begun), f"goes on after round {done} of {experiment.run.rounds}", *again.notes):
             _tell(f"{said}.")
         folder.go_on_after(done)
         folder.note("environment", with_resumption(begun, done))
-        manner = Manner(quiet, tensorboard=tensorboard, profile=profile, stop=stop, on=on)
+        manner = Manner(quiet, tensorboard=tensorboard, profile=profile, stop=stop)
         by_plan = begun.get("planned") is True
-        with _says_how_to_go_on(path):
-            return _train(experiment, folder, rounds, paying, manner, looking, checkpoint, by_plan)
+        with _says_how_to_go_on(path, site.command):
+            return _train(experiment, folder, rounds, paying, manner, looking, checkpoint, by_plan, site=site)
 
 
 class _Paying:
@@ -165,12 +181,12 @@ class _Progress:
 
     def add(self, line: dict[str, Any]) -> None:
         own = {key: _number(value) for key, value in line.items() if key not in ABOUT}
-        private = {key: _number(v) for key, v in line["not_private"].items() if key not in (*COUNTS, *MEMORY_ERRORS)}
+        private = {key: _number(v) for key, v in line["not_private"].items() if key not in NOT_OF_THE_MODEL}
         self.done, self.left_out = line["round"], self.left_out + line["not_private"]["left_out"]
-        if private:
+        if own or private:
             self.latest, self.looks_at_clients = {**own, **private}, set(private)
             self.evaluated.append(line)
-            self.curve.append(self.latest.get("test_accuracy", self.latest["train_loss"]))
+            self.curve.append(next(self.latest[key] for key in (*SHOWN, *self.latest) if key in self.latest))
 
 
 def _train(
@@ -183,6 +199,7 @@ def _train(
     checkpoint: Checkpoint | None = None,
     by_plan: bool = False,
     known: "Constants | None" = None,
+    site: Site = HERE,
 ) -> dict[str, Any]:
     watch, progress, ended = _watch(experiment), _Progress(), None
     for line in folder.records:
@@ -217,7 +234,7 @@ def _train(
         ended = str(end)
     for said in () if folder.differs is None else differs(folder.differs, experiment):
         _tell(f"{said}.")
-    statement = _statement(experiment, folder, paying)
+    statement = _statement(experiment, folder, paying, site.says)
     summary = summarize(experiment, progress.done, progress.latest, folder.path, ended, statement)
     if watch is not None and ended is None:
         summary["guarantee"] = _guarantee(experiment, by_plan, known, progress.evaluated, folder)
@@ -226,7 +243,7 @@ def _train(
         folder.finish(experiment.problem.named(x), summary, statement)
         tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
     if profile is not None:
-        summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment, manner.on)}
+        summary["profile"] = profile.facts(pool_of(experiment).workers) | {"choices": choices(experiment, site.on)}
         folder.note("profile", summary["profile"])
     return summary | {"curve": sparkline(progress.curve), "statement": None if statement is None else statement.text}
 
@@ -253,9 +270,9 @@ def _keep(checkpoints: Checkpoints, folder: RunFolder, r: Round, stop: bool) -> 
 
 
 @contextmanager
-def _says_how_to_go_on(path: Path) -> Iterator[None]:
+def _says_how_to_go_on(path: Path, command: str | None) -> Iterator[None]:
     """What ends a run early and leaves it fit to go on: being asked to, a full disk, a worker that died."""
-    how = f"To go on: fednormec run --resume {shlex.quote(str(path))}"
+    how = f"To go on: {command or f'fednormec run --resume {shlex.quote(str(path))}'}"
     try:
         yield
     except Stopped as end:
@@ -272,7 +289,9 @@ def _says_how_to_go_on(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _statement(experiment: Experiment, folder: RunFolder, paying: _Paying) -> Statement | None:
+def _statement(
+    experiment: Experiment, folder: RunFolder, paying: _Paying, says: tuple[tuple[str, str], ...]
+) -> Statement | None:
     """What may be said of all that was released, which is what the ledger has paid for."""
     if experiment.privacy is None:
         return None
@@ -285,7 +304,7 @@ def _statement(experiment: Experiment, folder: RunFolder, paying: _Paying) -> St
             experiment.problem, experiment.algorithm, participation, experiment.privacy, experiment.run.rounds
         )
         folder.open_ledger(plan)
-    return state(plan, folder.releases, paying.again) if folder.releases else None
+    return state(plan, folder.releases, paying.again, says) if folder.releases else None
 
 
 def _with_texts(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fednormec import kernels
 from fednormec.config import Section, dump
-from fednormec.engine import COUNTS
+from fednormec.engine import COUNTS, MISSED
 from fednormec.errors import NotWritten, UserError
 from fednormec.files import Lines, digest, replace_text, replaced
 from fednormec.privacy.ledger import Ledger
@@ -203,7 +203,7 @@ def _is_record(found: Any, number: int) -> bool:
     apart = found["not_private"]
     numbers = all(value is None or type(value) in (int, float) for value in (*figures.values(), *apart.values()))
     counted = all(type(apart.get(name)) is int for name in COUNTS)
-    return numbers and counted and (len(apart) == len(COUNTS) or "train_loss" in apart)
+    return numbers and counted and ("train_loss" in apart or set(apart) <= {*COUNTS, MISSED})
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -62,11 +62,13 @@ MOST_CLASSES = 100_000  # or as many as there are examples: beyond that labels a
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Each client's own examples and a public test set: one example shape and one dtype throughout."""
+    """Each client's own examples and a public test set: one example shape and one dtype throughout. `classes` is how
+    many there are, where that was agreed; otherwise the labels tell."""
 
     clients: tuple[Examples, ...]
     test: Examples | None
     names: tuple[str, ...]
+    classes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -84,6 +86,10 @@ class FederatedData:
     def num_classes(self) -> int:
         """The largest label anywhere, plus one."""
         found = 1 + max(int(examples.y.max()) for examples in self._all())
+        if self.classes is not None:
+            if found > self.classes:
+                raise UserError(f"expected labels from 0 to {self.classes - 1}, got {found - 1}; number them anew")
+            return self.classes
         if found > max(MOST_CLASSES, sum(len(examples) for examples in self.clients)):
             raise UserError(
                 f"expected labels that number the classes from 0 on, got {found - 1:,} among them, and a model would "

@@ -138,17 +138,18 @@ class Mechanism:
         """Who computes and who sends in a round."""
         return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), self.min_cohort)
 
-    def noise(self, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
+    def noise(self, dim: int, senders: int, seed: int, round: int, client: int | None = None) -> np.ndarray:
         """The noise in a round's sum, float64 (dim,): one draw in central, also when nobody was drawn.
 
         In secagg and local every sender adds its own; only their sum is used here, so one draw of √senders times the
-        std is made in place of many: the same law.
+        std is made in place of many: the same law. A client that adds its own says which it is.
         """
         scale = self.noise_std * self.radius * (1 + self.rounding)
         if self.trust != "central":
             scale *= math.sqrt(senders)
         with np.errstate(over="ignore"):  # an absurd std ends as a model that is not finite, which the engine says
-            draw: np.ndarray = scale * self._source(seed, "noise", round).standard_normal(dim)
+            own = () if client is None else (client,)
+            draw: np.ndarray = scale * self._source(seed, "noise", round, *own).standard_normal(dim)
         return draw
 
     def release(self) -> Release:
@@ -187,9 +188,9 @@ class Mechanism:
 
         return replace(self, noise_std=least_noise(at, epsilon))
 
-    def _source(self, seed: int, purpose: str, round: int) -> Source:
+    def _source(self, seed: int, purpose: str, *address: int) -> Source:
         own = (self.stream,) if self.stream else ()
-        return SecureSource() if self.secure else generator(seed, purpose, *own, round)
+        return SecureSource() if self.secure else generator(seed, purpose, *own, *address)
 
     def _honest_senders(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Secagg: how many noises hide a given client's message, its own included; with which probabilities; and that

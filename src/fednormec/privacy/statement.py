@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,9 @@ class Statement:
         return self.text.partition("\n")[0]
 
 
-def state(plan: Plan, rounds: int, again: int = 0) -> Statement:
+def state(plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = ()) -> Statement:
     """The statement after `rounds` releases, `again` of which were of rounds that were interrupted and then drawn
-    again."""
+    again. `besides` are entries that follow from where it ran."""
     mechanism = plan.mechanism
     epsilon, second = plan.epsilon(rounds), mechanism.epsilon(plan.rounds_before + rounds, plan.delta, "rdp")
     facts: dict[str, Any] = {
@@ -75,7 +75,10 @@ def state(plan: Plan, rounds: int, again: int = 0) -> Statement:
         "stream": mechanism.stream,
         "settings_from_data": plan.settings_from_data,
     }
-    entries = [*_grounds(plan, rounds, again, second), *(("not covered", text) for text in _not_covered(plan))]
+    open_ends = [("not covered", text) for text in _not_covered(plan)]
+    entries = [*_grounds(plan, rounds, again, second), *besides, *open_ends]
+    if besides:
+        facts["besides"] = [f"{name}: {text}" for name, text in besides]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
     return Statement(epsilon, plan.delta, text, facts)
 

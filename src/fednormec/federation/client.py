@@ -1,0 +1,129 @@
+"""One client: it computes what clients in process compute, on a block of one row, and remembers before it answers."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fednormec.algorithms.base import Server
+from fednormec.clients import computed
+from fednormec.data import Examples, from_arrays, read_npz
+from fednormec.errors import UserError
+from fednormec.federation.codec import LOST, REFUSED, Refused, Reply, Request, read_request, reply_record
+from fednormec.federation.settings import Federation
+from fednormec.federation.store import Kept, Store
+from fednormec.local import Moment
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.randomness import generator
+
+Answer = Callable[[Request], Reply]
+
+
+def client_app(
+    federation: Federation, client: int, folder: Path, tell: Callable[[str], None], end: Callable[[], None]
+) -> ClientApp:
+    """The client of this number as a Flower app. `tell` hears what its owner should know, `end` that all is over."""
+    app, answer = ClientApp(), answering(federation, client, folder)
+    like = federation.experiment.algorithm.init(federation.experiment.problem.init(generator(0, "init")))
+    memory = len(like.memory) if federation.experiment.algorithm.correction is not None else 0
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        try:
+            reply = answer(read_request(message.content, len(like.x), memory, like.x.dtype))
+        except Refused as why:
+            reply = Reply(0, b"", REFUSED, str(why))
+        if reply.status != "done":
+            tell(f"a request was not answered: {reply.why or 'the memory it speaks of is not here'}")
+        return Message(reply_record(reply), reply_to=message)
+
+    @app.query()
+    def over(message: Message, context: Context) -> Message:
+        end()
+        return Message(RecordDict(), reply_to=message)
+
+    return app
+
+
+def answering(federation: Federation, client: int, folder: Path) -> Answer:
+    """What a client answers. A request is computed once: asked again, the same answer; asked from a round whose answer
+    did not count, from the memory before it."""
+    algorithm, plan = federation.experiment.algorithm, federation.plan
+    x = federation.experiment.problem.init(generator(0, "init"))
+    width, size = algorithm.memory_slots * len(x), algorithm.message_slots * len(x)
+    local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
+    most = None if plan is None or local is None else plan.rounds
+
+    def answer(request: Request) -> Reply:
+        if request.agreed != federation.agreed:
+            return _refused(request, "the server has other settings than the federation.toml here")
+        if not (request.run.isalnum() and request.run.isascii() and len(request.run) <= 64 and request.round):
+            return _refused(request, "no training is called that, or has such a round")
+        store = Store(folder, request.run, width, size, x.dtype)
+        before = kept = store.load()
+        if (kept.round, kept.digest) != (request.round, request.digest):
+            rows = kept.after(request.base)
+            if rows is None:
+                return Reply(kept.round, request.nonce, LOST)
+            kept = _computed(federation, client, request, rows, kept.releases, local)
+        if request.sends and not kept.sent:
+            if most is not None and kept.releases >= most:
+                return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
+            kept = kept._replace(sent=1, releases=kept.releases + 1)
+        if kept is not before:
+            store.save(kept)
+        return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
+
+    return answer
+
+
+def _computed(
+    federation: Federation, client: int, request: Request, rows: torch.Tensor, releases: int, local: Mechanism | None
+) -> Kept:
+    problem, algorithm, _, _, run, _, _ = federation.experiment
+    server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
+    before, moment = rows.clone(), Moment(run.seed, request.round)
+    messages, _ = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
+    message = messages.whole()[0]
+    if local is not None:
+        draw = local.noise(len(message), 1, run.seed, request.round, client)
+        message = (message.double() + torch.from_numpy(draw)).to(message.dtype)
+    return Kept(request.round, request.base, 0, releases, request.digest, rows, before, message)
+
+
+def _refused(request: Request, why: str) -> Reply:
+    return Reply(request.round, request.nonce, REFUSED, why)
+
+
+def own_data(source: str) -> Examples:
+    """A client's examples: a .npz file with x and y, or what a function returns, module:function or file.py:function.
+    They stay in this process."""
+    where, colon, name = source.rpartition(":")
+    if not colon or source.endswith(".npz"):
+        return read_npz(source).train
+    try:
+        pair = getattr(_module(where), name)()
+    except UserError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"--data {source} gave no data: {type(error).__name__}: {said}.") from error
+    return from_arrays([pair]).clients[0]
+
+
+def _module(where: str) -> Any:
+    if not where.endswith(".py"):
+        return importlib.import_module(where)
+    if not Path(where).is_file():
+        raise UserError(f"there is no file {where}.")
+    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,143 @@
+"""The server's side of a federation's round: who is asked, what is taken, what counts."""
+
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednormec.algorithms.base import Algorithm, Server
+from fednormec.clients import Clients, Exchanged
+from fednormec.engine import Place
+from fednormec.errors import UserError
+from fednormec.federation.codec import LOST, REFUSED, Refused, Reply, Request
+from fednormec.local import Moment
+from fednormec.memories import Memories
+from fednormec.participation import Cohort
+from fednormec.privacy.mechanism import Mechanism, Plan
+from fednormec.vectors import norm_error, row_norms
+
+Ask = Callable[[Mapping[int, Request]], Mapping[int, Reply | Refused]]
+Tell = Callable[[str], None]
+UNLUCKY = 1e-15  # how likely an honest noisy message is refused for its length
+
+
+def on_the_wire(names: tuple[str, ...], run: Callable[[], str], agreed: str, ask: Ask, tell: Tell) -> Place:
+    """Clients that `ask` reaches: it sends each its request and returns what was answered in time. `run` is asked for
+    the name of the training when it begins."""
+
+    @contextmanager
+    def place(algorithm: Algorithm, plan: Plan | None, x: Tensor) -> Iterator[Clients]:
+        yield Wire(names, run(), agreed, ask, tell, algorithm, None if plan is None else plan.mechanism, x)
+
+    return place
+
+
+class Wire:
+    """All clients of a federation. What is remembered of each here is the last round of it that counts: in which the
+    server took its message, or heard that its memory moved. A client goes on from its memory after that round, so that
+    an answer that was late, lost or refused leaves nothing behind on either side."""
+
+    def __init__(
+        self, names: tuple[str, ...], run: str, agreed: str, ask: Ask, tell: Tell, algorithm: Algorithm,
+        mechanism: Mechanism | None, x: Tensor,
+    ) -> None:  # fmt: skip
+        self._names, self._run, self._agreed, self._ask, self._tell = names, run, agreed, ask, tell
+        self._algorithm = algorithm
+        self._size, self._dtype = algorithm.message_slots * len(x), x.dtype
+        self.noisy = mechanism is not None and mechanism.trust == "local"
+        self._longest = longest(algorithm.bound.radius, self._size, mechanism if self.noisy else None)
+        self.memories = Memories(len(names), 1, torch.float64, torch.device("cpu"), None)
+        self._aside: set[int] = set()
+        self._told: set[tuple[int, str]] = set()
+
+    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+        assert not prime, "a federation starts from zero"
+        if len(self._aside) == len(self._names):
+            raise UserError("no client has the memory that the server counts on: serve with --forget-memories to let "
+                            "all memories start over.")  # fmt: skip
+        counted = self.memories.rows[:, 0]
+        requests = {
+            client: self._request(server, moment.round, int(counted[client]), sends)
+            for client, sends in zip(cohort.computing.tolist(), cohort.sending.tolist(), strict=True)
+            if client not in self._aside
+        }
+        total = torch.zeros(self._size, dtype=torch.float64)
+        answered: list[int] = []
+        left_out, replies = 0, self._ask(requests)
+        for client, request in requests.items():  # in the order of the roster, whoever was first
+            reply = replies.get(client)
+            try:
+                if reply is None or self._lost(client, reply, request):
+                    continue
+                message = taken(reply, request, self._size, self._longest)
+            except Refused as why:
+                self._say(client, REFUSED, f"sent what was refused: {why}")
+                left_out += 1
+                continue
+            if message is not None:
+                total += message.double()
+            counted[client] = moment.round
+            answered.append(client)
+        sending = np.array([requests[client].sends for client in answered], bool)
+        missed = len(cohort.computing) - len(answered) - left_out
+        return Exchanged(total, left_out, Cohort(np.array(answered, np.int64), sending), missed)
+
+    def _request(self, server: Server, round: int, base: int, sends: bool) -> Request:
+        memory = None if self._algorithm.correction is None else server.memory
+        return Request(self._run, self._agreed, round, base, sends, secrets.token_bytes(16), server.x, memory)
+
+    def _lost(self, client: int, reply: Reply | Refused, request: Request) -> bool:
+        """A client without the memory that its last counted round left cannot go on from it: what it would send from
+        zero would come on top of what it sent before. It is set aside, and what it sent before stays, as of one that is
+        gone."""
+        if isinstance(reply, Refused) or reply.status != LOST or reply.nonce != request.nonce:
+            return False
+        self._aside.add(client)
+        self._say(
+            client,
+            LOST,
+            f"has lost its memory after round {request.base} (it has that after round {reply.round}) and is set aside; "
+            "what it sent before stays. Serve with --forget-memories to let all memories start over, its too",
+        )
+        return True
+
+    def _say(self, client: int, kind: str, what: str) -> None:
+        if (client, kind) not in self._told:  # the first of a kind; the records count them all
+            self._told.add((client, kind))
+            self._tell(f"{self._names[client]} {what}")
+
+
+def taken(reply: Reply | Refused, request: Request, size: int, longest: float) -> Tensor | None:
+    """The message, if it is one that can be added; None where none was asked for."""
+    if isinstance(reply, Refused):
+        raise reply
+    if reply.status == REFUSED:
+        raise Refused(f"it says: {reply.why}")
+    if not secrets.compare_digest(reply.nonce, request.nonce):
+        raise Refused("it answers another request")
+    if reply.round != request.round:
+        raise Refused(f"it is of round {reply.round}, not {request.round}")
+    if not request.sends:
+        return None
+    if reply.message is None:
+        raise Refused("it has no message")
+    if len(reply.message) != size or not bool(reply.message.isfinite().all()):
+        raise Refused("its message is not a finite vector of the right size")
+    norm = float(row_norms(reply.message[None].double())[0])
+    if norm > longest * (1 + norm_error(reply.message.double())):
+        raise Refused(f"its message has length {norm:.6g}, more than {longest:.6g}")
+    return reply.message
+
+
+def longest(radius: float, size: int, noise: Mechanism | None) -> float:
+    """How long a message can be: the radius; with a client's own noise in it, what an honest one exceeds with
+    probability 1e-15 (the norm of n standard normal numbers is above √n + t with probability e^(-t²/2) at most)."""
+    if noise is None:
+        return radius
+    scale = noise.noise_std * radius * (1 + noise.rounding)
+    rounding = 1 + 1e-6  # a message is sent in the model's dtype
+    return (radius + scale * (math.sqrt(size) + math.sqrt(-2 * math.log(UNLUCKY)))) * rounding
