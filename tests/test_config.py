@@ -33,6 +33,7 @@ from fednormec.experiment import (
     start,
 )
 from fednormec.faults import Faults
+from fednormec.federation.settings import FederationSettings
 from fednormec.models import MODELS
 from fednormec.privacy.mechanism import Plan
 from fednormec.randomness import generator
@@ -307,6 +308,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "privacy": {"": hints(fn.Privacy)},
     "constants": {"": hints(GivenConstants)},
     "faults": {"": hints(Faults)},
+    "federation": {"": hints(FederationSettings)},
     "run": {"": hints(RunSettings)},
 }
 NEEDED = ("step", "m", "noise_std", "kind")

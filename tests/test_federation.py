@@ -26,7 +26,7 @@ from fednormec.algorithms.named import METHODS
 from fednormec.config import Config
 from fednormec.data import Examples, from_arrays
 from fednormec.engine import Round, record
-from fednormec.errors import UserError
+from fednormec.errors import Stopped, UserError
 from fednormec.experiment import assemble
 from fednormec.federation import keys, link, node
 from fednormec.federation.client import Answer, answering, client_app, own_data
@@ -48,7 +48,10 @@ from fednormec.federation.making import add, make
 from fednormec.federation.server import longest, on_the_wire, taken
 from fednormec.federation.settings import Federation, for_client, for_server, read_federation
 from fednormec.federation.store import Kept, Store
+from fednormec.federation.words import besides, promise
 from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.statement import state
+from fednormec.runner import Site, go_on, perform
 
 NAMES = ("north", "south", "east", "west")
 FEATURES, CLASSES, ROUNDS = 5, 3, 6
@@ -604,14 +607,14 @@ def test_one_more_client_is_another_federation(tmp_path):
     assert read_federation(folder)["federation"]["clients"] == ["a", "b", "c"]
     with pytest.raises(UserError, match="the same name"):
         add(folder, "a")
+    (folder / "keys" / "gone.pub").write_text("of a client that was removed")
+    with pytest.raises(UserError, match="is there already"):
+        add(folder, "gone")
     with pytest.raises(UserError, match="no public key"):
         add(folder, "d", folder / "federation.toml")
 
 
 def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path):
-    from fednormec.federation.words import besides
-    from fednormec.privacy.statement import state
-
     for privacy, trust, drop_outs in (
         (PRIVATE, "an aggregator is trusted", "noise is, whatever arrives"),
         (LOCAL, "nobody is trusted with an exact message", "a message that does not come"),
@@ -655,7 +658,9 @@ def test_nobody_takes_part_in_what_protects_nobody_unasked(fednormec_: Command, 
     (tmp_path / "plain.toml").write_text(plain)
     (tmp_path / "seeded.toml").write_text(plain + "[privacy]\nnoise_std = 1.0\n")
     np.savez(tmp_path / "own.npz", x=data()[0][0], y=data()[0][1])
-    for name, said in (("seeded", "seeded noise"), ("plain", "no [privacy]")):
+    total = '[privacy]\nnoise_std = 1.0\nnoise_scale = "total_norm"\nrandomness = "secure"\n'
+    (tmp_path / "total.toml").write_text(plain + total)
+    for name, said in (("seeded", "seeded noise"), ("plain", "no [privacy]"), ("total", "protects nobody")):
         fednormec_("federation", "init", name, f"{name}.toml", "--clients", "2", "--inputs", "5", "--classes", "3")
         for arguments in (("serve", name), ("join", f"{name}/clients/client-1", "--data", "own.npz")):
             found = fednormec_("federation", *arguments)
@@ -926,8 +931,6 @@ def test_when_all_have_lost_their_memory_nobody_pays_for_empty_rounds(tmp_path):
 
 
 def test_a_client_is_told_what_is_promised_and_whom_it_trusts():
-    from fednormec.federation.words import promise
-
     said = promise(party(config(privacy={"epsilon": 3.0, "trust": "local"}), 0).plan)
     assert said.startswith("this federation promises, after 6 rounds, ε ≤ 3.00 at δ = 1e-05 for each client (local")
     assert "nobody is trusted with an exact message" in said
@@ -979,3 +982,57 @@ def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path):
             assert pulling.is_set()
             withdrawn.set()
             assert list(link.asked(found.link, grid, {0: content_for(found, 1)}, 20.0)) == [0]
+
+
+def test_nothing_piles_up_at_the_server(tmp_path):
+    """Answered, withdrawn, for a client that never came: after a round Flower holds nothing of it."""
+    with running(tmp_path, config()) as (found, grid):
+        found.join(0)
+        found.by_hand(1)
+        wait_until(lambda: len(found.link.here()) == 2)
+        for round in (1, 2, 3):
+            answers = link.asked(found.link, grid, {i: content_for(found, round, round - 1) for i in range(3)}, 1.0)
+            assert list(answers) == [0]
+            state = found.link.state
+            assert (state.num_message_ins(), state.num_message_res(), len(state.object_store.store)) == (0, 0, 0)
+
+
+def test_a_run_of_a_federation_stops_forgets_and_goes_on(tmp_path):
+    """The whole way of `serve` but for Flower: folder, records, ledger, checkpoint, statement."""
+    asked = config(participation={"name": "full"}, privacy=LOCAL)
+    network = Network(asked, tmp_path)
+    place = on_the_wire(NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append)
+    says = besides(network.server.plan.mechanism, insecure=False)
+    site = Site(lambda found: for_server(found, tmp_path).experiment, place, says, "serve again")
+    stops = iter([False, False, True])
+    with pytest.raises(Stopped, match=r"stopped after round 3. To go on: serve again"):
+        perform(asked, "run", tmp_path / "run", quiet=True, stop=lambda: next(stops), site=site)
+    (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+    summary = go_on(tmp_path / "run", quiet=True, site=site._replace(forgets=True))
+    assert (summary["rounds"], summary["status"]) == (ROUNDS, "done")
+    assert all(request.base == 0 for request in network.requests[3].values())
+    assert network.said == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["not_private"]["missed"] for line in lines] == [0] * ROUNDS
+    assert "drop-outs" in summary["statement"]
+    assert fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds == ROUNDS
+
+
+def test_the_grid_is_flowers(tmp_path):
+    """Whoever writes a ServerApp of their own finds the grid that Flower describes."""
+    from flwr.app import Message, MessageType
+
+    with running(tmp_path, config()) as (found, grid):
+        found.join(1)
+        wait_until(lambda: len(found.link.here()) == 1)
+        assert list(grid.get_node_ids()) == [found.link.nodes[1]]
+        messages = [Message(content_for(found, 1), found.link.nodes[i], MessageType.TRAIN) for i in (1, 2)]
+        (reply,) = grid.send_and_receive(messages, timeout=20.0)
+        assert reply.metadata.src_node_id == found.link.nodes[1]
+        assert read_reply(reply.content, DIM, torch.float64).status == DONE
+
+
+def test_without_flower_the_commands_say_how_to_get_it(fednormec_: Command, monkeypatch):
+    monkeypatch.setattr("fednormec.federation.cli.find_spec", lambda name: None)
+    found = fednormec_("federation", "serve", "fed")
+    assert (found.code, sentence(found.err)) == (2, "a federation needs Flower: pip install 'fednormec[flower]'.")

@@ -55,7 +55,10 @@ def add(folder: Path, name: str, key: Path | None = None) -> Path | None:
     one that it made itself. That is another federation: all need the new federation.toml, and it begins a new run."""
     config = read_federation(folder)
     config["federation"]["clients"] = [*config["federation"]["clients"], name]
-    for_server(config, folder)
+    for_server(config, folder)  # says now what does not fit together
+    for path in (folder / CLIENTS / name, folder / KEYS / f"{name}.pub"):
+        if path.exists():
+            raise UserError(f"{path} is there already: nothing was changed; remove it first.")
     if key is not None:
         public_key(key)
         shutil.copy(key, folder / KEYS / f"{name}.pub")

@@ -78,9 +78,10 @@ def take_part(
             told = True
             time.sleep(1.0)
         except httpx.HTTPStatusError as error:  # a server that was restarted knows its clients by other numbers
-            if error.response.status_code != httpx.codes.UNAUTHORIZED:
-                tell(f"{server.address} says {error.response.status_code}; it is tried again")
-            time.sleep(0.2)
+            if error.response.status_code != httpx.codes.UNAUTHORIZED and not told:
+                tell(f"{server.address} says {error.response.status_code}; it is tried again and again")
+                told = True
+            time.sleep(1.0)
 
 
 def _connection(server: Server, key: Private) -> FleetHttpClient:
@@ -102,7 +103,8 @@ def _joined(client: FleetHttpClient, public_key: bytes) -> Node:
         if error.response.status_code >= 500:
             raise
         raise UserError("the server does not know this key: its operator must put the public key, node.pub, on the "
-                        "roster (fednormec federation add).") from error  # fmt: skip
+                        "roster (fednormec federation add). Or the clocks of both machines are minutes apart."
+                        ) from error  # fmt: skip
     return Node(node_id=found.node_id)
 
 

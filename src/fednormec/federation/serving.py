@@ -103,7 +103,6 @@ def join(
     not_private: bool = False,
 ) -> None:
     """Takes part in a federation as the client whose folder this is, with one's own data."""
-
     name = name or folder.resolve().name
     federation = for_client(read_federation(folder), name, own_data(data))
     plan = federation.plan
@@ -131,9 +130,12 @@ def require_consent(plan: Plan | None, not_private: bool) -> None:
     if plan is None:
         raise UserError("federation.toml has no [privacy]: the server would see every client's exact messages. Give "
                         "--not-private if that is what all agreed on.")  # fmt: skip
+    if plan.total_norm:
+        raise UserError("federation.toml has noise by total norm, which protects nobody: set privacy.noise_scale = "
+                        "'per_coordinate', or give --not-private to try things out.")  # fmt: skip
     if not plan.mechanism.secure:
-        raise UserError('federation.toml has seeded noise, which whoever knows the seed can take off again: set '
-                        'privacy.randomness = "secure", or give --not-private to try things out.')  # fmt: skip
+        raise UserError("federation.toml has seeded noise, which whoever knows the seed can take off again: set "
+                        "privacy.randomness = 'secure', or give --not-private to try things out.")  # fmt: skip
 
 
 def public_key_of(folder: Path, name: str) -> bytes:
