@@ -10,13 +10,16 @@ from fednormec.profile import table
 
 
 def with_report(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary with the path of the run's report, a page that is made now. A page that fails is a note, no more."""
+    """The summary with the path of the run's report, a page that is made now unless it is there. A page that fails is a
+    note, no more."""
+    page = Path(summary["out"]) / "report.html"
+    if page.exists():
+        return summary | {"report": str(page)}
     try:
         from fednormec.report import write_report
         from fednormec.results import read_run
 
-        out = Path(summary["out"])
-        return summary | {"report": str(write_report([read_run(out)], out / "report.html"))}
+        return summary | {"report": str(write_report([read_run(page.parent)], page))}
     except Exception as error:
         print(f"note: the report could not be made: {error}", file=sys.stderr)
         return summary
