@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,9 +17,11 @@ import pytest
 import torch
 from conftest import Command, sentence
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.run import Run
 
 import fednormec as fn
 from fednormec import checkpoint as checkpoints
@@ -290,10 +293,10 @@ def test_idle_at_first_and_drawn_later_it_is_the_same_message(tmp_path):
     assert idle.message is None
     assert idle.status == DONE
     store = Store(tmp_path / NAMES[0], "a", DIM, DIM, torch.float64)
-    assert store.load().releases == 0
+    assert store.load().sent == 0
     drawn = network.clients[0](request_for(network, 1, 0))
     assert torch.equal(drawn.message, store.load().message)
-    assert store.load().releases == 1
+    assert store.load().sent == 1
 
 
 def test_a_client_sends_no_more_than_the_budget_pays_for(tmp_path):
@@ -303,6 +306,54 @@ def test_a_client_sends_no_more_than_the_budget_pays_for(tmp_path):
     assert [reply.status for reply in answers] == [DONE] * ROUNDS + [REFUSED]
     assert "budget" in answers[-1].why
     assert answers[-1].message is None
+
+
+def test_another_name_for_the_training_buys_no_more_messages(tmp_path):
+    """Nor does a memory that was moved away: what has left the client has left."""
+    asked = config(privacy=LOCAL | {"randomness": "secure"})
+    for run in ("a", "b"):
+        network = Network(asked, tmp_path, run)
+        answers = [network.clients[0](request_for(network, 1, 0, x=float(i))) for i in range(ROUNDS)]
+        assert [reply.status for reply in answers] == [DONE if run == "a" else REFUSED] * ROUNDS
+        for path in (tmp_path / NAMES[0]).glob("memory-*"):
+            path.unlink()
+    (counted,) = (tmp_path / NAMES[0]).glob("releases-*.json")
+    assert json.loads(counted.read_text()) == {"releases": ROUNDS}
+    counted.write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        network.clients[0](request_for(network, 1, 0))
+
+
+def test_as_many_hostile_clients_as_honest_ones_end_no_run(tmp_path):
+    network = Network(config(participation={"name": "full"}), tmp_path)
+    network.between = lambda client, request, reply: reply._replace(round=99) if client < 2 else reply
+    assert [(r.left_out, r.sent) for r in network.rounds()] == [(2, 2)] * ROUNDS
+
+
+def test_nothing_is_paid_for_before_a_client_is_there_that_can_take_part(tmp_path):
+    network = Network(config(privacy=LOCAL | {"randomness": "secure"}, participation={"name": "full"}), tmp_path)
+    experiment, happened = network.server.experiment, list[Any]()
+    place = on_the_wire(
+        NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append, lambda some: happened.append(some)
+    )
+    for r in fn.simulate(
+        experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=3, on=place,
+        before_release=lambda number, plan: happened.append(number),
+    ):  # fmt: skip
+        if r.number == 1:
+            (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+    assert happened == [{0, 1, 2, 3}, 1, {0, 1, 2, 3}, 2, {0, 1, 3}, 3]
+
+
+def test_bytes_that_flower_cannot_decode_are_no_message():
+    class State:
+        object_store = property(lambda self: self)
+        get_object_tree = staticmethod(lambda key: ObjectTree(object_id=key))
+        get_object = staticmethod(lambda run, key: b"ConfigRecord  3\0\xff\xff\xff")
+
+    grid = link.LinkGrid(State(), Run.create_empty(1))
+    reply = SimpleNamespace(metadata=SimpleNamespace(message_id="0" * 64))
+    assert grid._content(reply) == RecordDict()
 
 
 def test_a_client_that_lost_its_disk_is_set_aside(tmp_path):
@@ -365,7 +416,7 @@ def test_a_server_that_goes_on_from_its_checkpoint_asks_for_the_same_again(tmp_p
 def test_what_a_client_keeps_is_whole_or_not_there(tmp_path, monkeypatch):
     store = Store(tmp_path, "a", 3, 2, torch.float32)
     assert store.load().round == 0
-    kept = Kept(2, 1, 1, 5, "d", torch.ones(3), torch.zeros(3), torch.full((2,), 0.5))
+    kept = Kept(2, 1, 1, "d", torch.ones(3), torch.zeros(3), torch.full((2,), 0.5))
     store.save(kept)
     found = store.load()
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(found, kept, strict=True))
@@ -412,7 +463,7 @@ def test_hostile_messages_are_refused_and_counted(tmp_path, what):
     away.between = lambda client, request, reply: None if client == 1 else reply
     for one, other in zip(hostile.rounds(), away.rounds(), strict=True):
         assert torch.equal(one.x, other.x)
-        assert (one.computed, one.sent, one.left_out, one.missed) == (3, 3, 1, 0)
+        assert (one.computed, one.sent, one.left_out, one.missed) == (4, 3, 1, 0)
         assert (other.computed, other.sent, other.left_out, other.missed) == (3, 3, 0, 1)
         assert record(one)["not_private"]["left_out"] == 1
     assert len(hostile.said) == 1

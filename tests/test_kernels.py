@@ -150,6 +150,16 @@ def test_what_is_sent_keeps_to_the_radius(d, size, alpha, radius, data):
         assert close(memory, sent, DTYPES[dtype])
 
 
+@pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
+def test_rows_that_lie_upon_another_are_refused(library, monkeypatch):
+    """An update that is one row for all clients, expanded, cannot be moved for each of them in place."""
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    with pytest.raises(RuntimeError):
+        clip(1.0).track_(torch.randn(1, 40).expand(5, 40), 1e3 * torch.eye(5, 40), 0.5)
+    with pytest.raises(RuntimeError):
+        clip(1.0).track_(torch.randn(5, 40), torch.zeros(4, 40), 0.5)
+
+
 # models
 
 

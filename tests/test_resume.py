@@ -25,6 +25,7 @@ from fednormec.engine import Round
 from fednormec.errors import Stopped, UserError
 from fednormec.memories import Memories
 from fednormec.runner import go_on, perform
+from fednormec.runs import RunFolder
 
 PLAIN = Path(__file__).parents[1] / "examples" / "not_private.toml"
 QUICK = fn.random_quadratic(7, 5, parts=3, seed=0)
@@ -193,6 +194,47 @@ def test_secure_noise_without_a_budget_goes_to_the_end(tmp_path):
     assert last["epsilon"] == found["epsilon"]
 
 
+def test_a_round_that_cannot_be_drawn_again_leaves_no_record(tmp_path, monkeypatch):
+    """Killed after the last round, before the end: with secure noise the budget does not pay for that round twice."""
+    asked = (*SMALL, "privacy.randomness=secure", "privacy.epsilon=5", "run.checkpoint_rounds=1")
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "finish", killed)
+        with pytest.raises(BaseException, match="stopped at once"):
+            whole(tmp_path / "out", *asked)
+    assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 12
+    found = go_on(tmp_path / "out", quiet=True)
+    assert found["rounds"] == 11
+    assert (tmp_path / "out" / "metrics.jsonl").read_text().count("\n") == 11
+    assert fn.read_ledger(tmp_path / "out" / "ledger.jsonl").rounds == 12
+
+
+def test_what_was_killed_before_it_had_a_config_begins_anew(tmp_path):
+    whole(tmp_path / "whole", *PRIVATE)
+    for held in (("metrics.jsonl",), ("metrics.jsonl", "environment.json", "config.toml.part")):
+        out = tmp_path / f"{len(held)}"
+        out.mkdir()
+        for name in held:
+            (out / name).touch()
+        whole(out, *PRIVATE)
+        assert same(tmp_path / "whole", out)
+    for name, content in (("metrics.jsonl", "{}"), ("notes.txt", "")):
+        out = tmp_path / name
+        out.mkdir()
+        (out / name).write_text(content)
+        with pytest.raises(UserError, match="is not empty"):
+            whole(out, *PRIVATE)
+        assert [path.name for path in out.iterdir()] == [name]
+
+
+def test_a_checkpoint_is_for_its_owner_only(tmp_path):
+    interrupted(tmp_path / "out", *PRIVATE)
+    assert checkpoints.path_in(tmp_path / "out", 8).stat().st_mode & 0o777 == 0o600
+
+
 def test_secure_noise_keeps_every_round_by_default(tmp_path):
     interrupted(tmp_path / "out", "model.name=linear", "data.clients=6", "run.rounds=12", "privacy.noise_std=2",
                 "privacy.randomness=secure")  # fmt: skip
@@ -295,6 +337,7 @@ def test_records_that_were_changed_are_made_again(tmp_path, capsys):
             "config.toml was changed",
         ),
         (lambda out: cut_ledger(out), "ledger.jsonl has 4 rounds, but 8 were released"),
+        (lambda out: older(out), "ledger.jsonl has 6 rounds, but 8 were released"),
         (lambda out: (out / "ledger.jsonl").unlink(), "ledger.jsonl has 0 rounds, but 8 were released"),
         (lambda out: other_ledger(out), "another mechanism"),
         (lambda out: (out / "config.toml").unlink(), "holds no run to go on with"),
@@ -315,6 +358,13 @@ def test_what_was_tampered_with_is_said_and_nothing_is_changed(tmp_path, change,
 def cut_ledger(out: Path) -> None:
     path = out / "ledger.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:5]))
+
+
+def older(out: Path) -> None:
+    """A ledger as long as the checkpoint before knows, but not as the records do."""
+    checkpoints.path_in(out, 8).unlink()
+    path = out / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:7]))
 
 
 def other_ledger(out: Path) -> None:

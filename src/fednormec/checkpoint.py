@@ -129,7 +129,7 @@ def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
     parts: tuple[Tensor | Remembered, ...] = (r.server.x, r.server.memory, r.memories)
     tensors = dict(zip(TENSORS, parts, strict=True))
     found = hashlib.sha256()
-    with replaced(path) as file:
+    with replaced(path, private=True) as file:
 
         def write(content: Any) -> None:
             found.update(content)

@@ -52,6 +52,10 @@ class Clients(Protocol):
     @property
     def noisy(self) -> bool: ...
 
+    def ready(self) -> None:
+        """Returns when a round can begin: before that nothing of it is paid for."""
+        ...
+
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         """One round of `algorithm`, or of `algorithm.prime`, which moves the memories."""
         ...
@@ -83,6 +87,9 @@ class _Here(NamedTuple):
     memories: Memories
     submit: Submit
     noisy: bool = False
+
+    def ready(self) -> None:
+        pass
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         algorithm = self.algorithm.prime if prime else self.algorithm

@@ -287,6 +287,7 @@ def _rounds(
             first = clients.exchange(server, everyone, Moment(seed, 0), prime=True)
             server = algorithm.prime.server(server, (first.total / m).to(x.dtype), full().weights(m))
         for number in range(done + 1, last + 1):
+            clients.ready()
             if agreed is None:
                 cohort = participation.draw(m, generator(seed, "cohort", number))
             else:

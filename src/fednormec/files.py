@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,13 +15,14 @@ PART = ".part"  # what a crash can leave: a file that did not come to its end
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def replaced(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` once all of it is on the disk. Until then, and if anything goes
-    wrong, what was there before stands."""
+    wrong, what was there before stands. A `private` one is for its owner's eyes only."""
     part = path.with_name(path.name + PART)
     with _said(path):
         try:
-            with open(part, "wb") as file:
+            part.unlink(missing_ok=True)
+            with open(part, "wb", opener=partial(os.open, mode=0o600 if private else 0o666)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

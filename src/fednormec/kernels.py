@@ -36,12 +36,13 @@ def take(images: Tensor) -> bool:
     )
 
 
-def take_rows(*blocks: Tensor) -> bool:
-    """Whether the functions here take such blocks of rows."""
-    return library() is not None and all(
-        rows.ndim == 2 and rows.device.type == "cpu" and rows.dtype == blocks[0].dtype in NAMES and rows.stride(1) == 1
-        for rows in blocks
-    )
+def take_rows(one: Tensor, other: Tensor) -> bool:
+    """Whether the functions here take two such blocks of rows: of one size and kind, and no row upon another."""
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.dtype in NAMES and one.ndim == 2
+    return alike and library() is not None and all(
+        rows.device.type == "cpu" and rows.stride(1) == 1 and (len(rows) == 1 or rows.stride(0) >= rows.shape[1])
+        for rows in (one, other)
+    )  # fmt: skip
 
 
 def feedback_(

@@ -109,6 +109,9 @@ class _There(NamedTuple):
     memories: Remembered
     noisy: bool = False
 
+    def ready(self) -> None:
+        pass
+
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
         """The tiles of a round are numbered over all clients, and each worker adds up its own as far as it can."""
         import ray

@@ -18,15 +18,17 @@ class Repeated(NamedTuple):
     notes: tuple[str, ...]
 
 
-def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None) -> Repeated:
-    """A round that is computed again with seeded noise is the release that the ledger has paid for already; with secure
-    noise it is one more. What was paid for last may not have been released: the ledger can only say too much."""
+def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None, records: int) -> Repeated:
+    """`records` is how many rounds are on record, each of them paid for before that. A round that is computed again
+    with seeded noise is the release that the ledger has paid for already; with secure noise it is one more. What was
+    paid for last may not have been released: the ledger can only say too much."""
     known = 0 if checkpoint is None else checkpoint.facts.releases
     spent = spent_in(folder)
     paid = 0 if spent is None else spent.rounds
-    if paid < known:
+    released = known if experiment.privacy is None else max(known, records)
+    if paid < released:
         raise UserError(
-            f"ledger.jsonl has {paid} rounds, but {known} were released: it is damaged; nothing was changed."
+            f"ledger.jsonl has {paid} rounds, but {released} were released: it is damaged; nothing was changed."
         )
     if experiment.privacy is None or paid == known:
         return Repeated(known, ())

@@ -142,7 +142,7 @@ def go_on(
         if checkpoint is not None and site.forgets:
             checkpoint = checkpoint.without_memories()
         done = 0 if checkpoint is None else checkpoint.facts.round
-        again = repeated(experiment, path, checkpoint)
+        again = repeated(experiment, path, checkpoint, len(folder.readable()))
         paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
         rounds = start(experiment, paying, path, checkpoint, again.releases, site.on)
         for said in (*trouble, *changes(begun), f"goes on after round {done} of {experiment.run.rounds}", *again.notes):

@@ -28,12 +28,15 @@ from fednormec import kernels
 from fednormec.config import Section, dump
 from fednormec.engine import COUNTS, MISSED
 from fednormec.errors import NotWritten, UserError
-from fednormec.files import Lines, digest, replace_text, replaced
+from fednormec.files import PART, Lines, digest, replace_text, replaced
 from fednormec.privacy.ledger import Ledger
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement
 
 PACKAGES = ("fednormec", "torch", "numpy", "scipy", "scikit-learn", "safetensors", "dp-accounting", "cryptography")
+
+
+BEGUN = {"metrics.jsonl", "environment.json", f"environment.json{PART}", f"config.toml{PART}"}  # before its config
 
 
 class RunFolder:
@@ -144,6 +147,7 @@ class RunFolder:
 
     def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
         """The model and the summary: a folder that has both holds a run that came to its end."""
+        self._metrics.cut(self._size)  # of rounds that were not gone through again no record stays
         self.sync()
         if statement is not None:
             replace_text(self.path / "privacy.txt", statement.text + "\n")
@@ -220,6 +224,9 @@ def _fresh(path: Path) -> Lines:
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in path.iterdir())
+        begun = "metrics.jsonl" in held and set(held) <= BEGUN
+        if begun and not (path / "metrics.jsonl").stat().st_size:
+            return Lines(path / "metrics.jsonl", new=False)  # killed before it knew what it is for
         if held:
             what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
             to_do = "choose another with --out"

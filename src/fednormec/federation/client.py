@@ -17,7 +17,7 @@ from fednormec.data import Examples, from_arrays, read_npz
 from fednormec.errors import UserError
 from fednormec.federation.codec import LOST, REFUSED, Refused, Reply, Request, read_request, reply_record
 from fednormec.federation.settings import Federation
-from fednormec.federation.store import Kept, Store
+from fednormec.federation.store import Kept, Releases, Store
 from fednormec.local import Moment
 from fednormec.privacy.mechanism import Mechanism
 from fednormec.randomness import generator
@@ -58,7 +58,8 @@ def answering(federation: Federation, client: int, folder: Path) -> Answer:
     x = federation.experiment.problem.init(generator(0, "init"))
     width, size = algorithm.memory_slots * len(x), algorithm.message_slots * len(x)
     local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
-    most = None if plan is None or local is None else plan.rounds
+    most = None if plan is None or local is None else plan.rounds_before + plan.rounds
+    released = Releases(folder, federation.agreed)
 
     def answer(request: Request) -> Reply:
         if request.agreed != federation.agreed:
@@ -71,11 +72,13 @@ def answering(federation: Federation, client: int, folder: Path) -> Answer:
             rows = kept.after(request.base)
             if rows is None:
                 return Reply(kept.round, request.nonce, LOST)
-            kept = _computed(federation, client, request, rows, kept.releases, local)
+            kept = _computed(federation, client, request, rows, local)
         if request.sends and not kept.sent:
-            if most is not None and kept.releases >= most:
-                return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
-            kept = kept._replace(sent=1, releases=kept.releases + 1)
+            if most is not None:
+                if released.count() >= most:
+                    return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
+                released.add()
+            kept = kept._replace(sent=1)
         if kept is not before:
             store.save(kept)
         return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
@@ -84,7 +87,7 @@ def answering(federation: Federation, client: int, folder: Path) -> Answer:
 
 
 def _computed(
-    federation: Federation, client: int, request: Request, rows: torch.Tensor, releases: int, local: Mechanism | None
+    federation: Federation, client: int, request: Request, rows: torch.Tensor, local: Mechanism | None
 ) -> Kept:
     problem, algorithm, _, _, run, _, _ = federation.experiment
     server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
@@ -94,7 +97,7 @@ def _computed(
     if local is not None:
         draw = local.noise(len(message), 1, run.seed, request.round, client)
         message = (message.double() + torch.from_numpy(draw)).to(message.dtype)
-    return Kept(request.round, request.base, 0, releases, request.digest, rows, before, message)
+    return Kept(request.round, request.base, 0, request.digest, rows, before, message)
 
 
 def _refused(request: Request, why: str) -> Reply:

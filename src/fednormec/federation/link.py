@@ -36,7 +36,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.protobuf.routing import ProtobufRoute
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_DEPENDENCY, ProtobufTranslationMiddleware
 from flwr.supercore.run import Run
@@ -225,8 +225,8 @@ class LinkGrid(Grid):
             if any(content == b"" for content in contents.values()):
                 return None
             whole = inflate_object_from_contents(key, contents)
-        except (NoObjectInStoreError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return RecordDict()  # not what a message is made of
+        except Exception:  # whatever Flower's decoders raise: not what a message is made of
+            return RecordDict()
         return whole.content if isinstance(whole, Message) and whole.has_content() else RecordDict()
 
 

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,16 +22,19 @@ from fednormec.vectors import norm_error, row_norms
 
 Ask = Callable[[Mapping[int, Request]], Mapping[int, Reply | Refused]]
 Tell = Callable[[str], None]
+Wait = Callable[[Set[int]], None]
 UNLUCKY = 1e-15  # how likely an honest noisy message is refused for its length
 
 
-def on_the_wire(names: tuple[str, ...], run: Callable[[], str], agreed: str, ask: Ask, tell: Tell) -> Place:
+def on_the_wire(
+    names: tuple[str, ...], run: Callable[[], str], agreed: str, ask: Ask, tell: Tell, wait: Wait = lambda some: None
+) -> Place:
     """Clients that `ask` reaches: it sends each its request and returns what was answered in time. `run` is asked for
-    the name of the training when it begins."""
+    the name of the training when it begins. `wait` returns when one of these clients is there."""
 
     @contextmanager
     def place(algorithm: Algorithm, plan: Plan | None, x: Tensor) -> Iterator[Clients]:
-        yield Wire(names, run(), agreed, ask, tell, algorithm, None if plan is None else plan.mechanism, x)
+        yield Wire(names, run(), agreed, ask, tell, wait, algorithm, None if plan is None else plan.mechanism, x)
 
     return place
 
@@ -42,10 +45,10 @@ class Wire:
     an answer that was late, lost or refused leaves nothing behind on either side."""
 
     def __init__(
-        self, names: tuple[str, ...], run: str, agreed: str, ask: Ask, tell: Tell, algorithm: Algorithm,
-        mechanism: Mechanism | None, x: Tensor,
+        self, names: tuple[str, ...], run: str, agreed: str, ask: Ask, tell: Tell, wait: Wait,
+        algorithm: Algorithm, mechanism: Mechanism | None, x: Tensor,
     ) -> None:  # fmt: skip
-        self._names, self._run, self._agreed, self._ask, self._tell = names, run, agreed, ask, tell
+        self._names, self._run, self._agreed, self._ask, self._tell, self._wait = names, run, agreed, ask, tell, wait
         self._algorithm = algorithm
         self._size, self._dtype = algorithm.message_slots * len(x), x.dtype
         self.noisy = mechanism is not None and mechanism.trust == "local"
@@ -54,11 +57,15 @@ class Wire:
         self._aside: set[int] = set()
         self._told: set[tuple[int, str]] = set()
 
-    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
-        assert not prime, "a federation starts from zero"
+    def ready(self) -> None:
+        """When one client is there that can take part: a round without any would be paid for in vain."""
         if len(self._aside) == len(self._names):
             raise UserError("no client has the memory that the server counts on: serve with --forget-memories to let "
                             "all memories start over.")  # fmt: skip
+        self._wait(set(range(len(self._names))) - self._aside)
+
+    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+        assert not prime, "a federation starts from zero"
         counted = self.memories.rows[:, 0]
         requests = {
             client: self._request(server, moment.round, int(counted[client]), sends)
@@ -66,7 +73,7 @@ class Wire:
             if client not in self._aside
         }
         total = torch.zeros(self._size, dtype=torch.float64)
-        answered: list[int] = []
+        heard = dict[int, bool]()  # who answered, and whether a message of it was added
         left_out, replies = 0, self._ask(requests)
         for client, request in requests.items():  # in the order of the roster, whoever was first
             reply = replies.get(client)
@@ -77,14 +84,14 @@ class Wire:
             except Refused as why:
                 self._say(client, REFUSED, f"sent what was refused: {why}")
                 left_out += 1
+                heard[client] = False
                 continue
             if message is not None:
                 total += message.double()
             counted[client] = moment.round
-            answered.append(client)
-        sending = np.array([requests[client].sends for client in answered], bool)
-        missed = len(cohort.computing) - len(answered) - left_out
-        return Exchanged(total, left_out, Cohort(np.array(answered, np.int64), sending), missed)
+            heard[client] = request.sends
+        answered = Cohort(np.array(list(heard), np.int64), np.array(list(heard.values()), bool))
+        return Exchanged(total, left_out, answered, len(cohort.computing) - len(heard))
 
     def _request(self, server: Server, round: int, base: int, sends: bool) -> Request:
         memory = None if self._algorithm.correction is None else server.memory

@@ -6,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,11 +167,12 @@ def _trained(
             return why
 
     def ask(requests: Mapping[int, Request]) -> dict[int, Reply | Refused]:
-        if requests:
-            _await(link, 1, stop, how.quiet)
         contents = {client: request_record(request) for client, request in requests.items()}
         found = asked(link, grid, contents, federation.settings.deadline)
         return {client: understood(message) for client, message in found.items()}
+
+    def wait(some: Set[int]) -> None:
+        _await(link, 1, stop, how.quiet, some)
 
     names = tuple(federation.settings.clients)
     command = f"fednormec federation serve {shlex.quote(str(folder))}" + (
@@ -179,7 +180,7 @@ def _trained(
     )
     site = Site(
         lambda config: for_server(config, folder).experiment,
-        on_the_wire(names, lambda: _training(out), federation.agreed, ask, tell),
+        on_the_wire(names, lambda: _training(out), federation.agreed, ask, tell, wait),
         () if plan is None else besides(plan.mechanism, how.insecure),
         command,
         how.forget_memories,
@@ -208,12 +209,12 @@ def _training(out: Path) -> str:
     raise UserError(f"{path} is damaged: clients know their memories by what it said. Put a copy back.")
 
 
-def _await(link: Link, count: int, stop: Callable[[], bool], quiet: bool) -> None:
-    """Until so many clients are there: a round without any would be paid for in vain."""
-    told = quiet
-    while len(link.here()) < count:
+def _await(link: Link, count: int, stop: Callable[[], bool], quiet: bool, some: Set[int] | None = None) -> None:
+    """Until so many clients are there, of these or of all."""
+    told, nodes = quiet, {node for client, node in enumerate(link.nodes) if some is None or client in some}
+    while len(link.here() & nodes) < count:
         if not told:
-            tell(f"waiting for clients: {len(link.here())} of {count} are here")
+            tell(f"waiting for clients: {len(link.here() & nodes)} of {count} are here")
             told = True
         if stop():
             raise KeyboardInterrupt

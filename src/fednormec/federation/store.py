@@ -6,6 +6,7 @@ asks again gets the same one.
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,22 +16,20 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednormec.errors import UserError
-from fednormec.files import replaced
+from fednormec.files import replace_text, replaced
 
 FORMAT = "fednormec client 1"
-COUNTS = ("round", "base", "sent", "releases")
+COUNTS = ("round", "base", "sent")
 TENSORS = ("memory", "before", "message")
 
 
 class Kept(NamedTuple):
     """After `round` the memory is `memory`; it was computed from `before`, the memory after round `base`, for a request
-    with this digest, and answered by `message`, which is as good as `sent` once that is 1. `releases` counts messages
-    that were, each once."""
+    with this digest, and answered by `message`, which is as good as `sent` once that is 1."""
 
     round: int
     base: int
     sent: int
-    releases: int
     digest: str
     memory: Tensor
     before: Tensor
@@ -50,7 +49,7 @@ class Store:
     def __init__(self, folder: Path, run: str, width: int, size: int, dtype: torch.dtype) -> None:
         self.path = folder / f"memory-{run}.safetensors"
         nothing = torch.zeros(width, dtype=dtype)
-        self._empty = Kept(0, 0, 0, 0, "", nothing, nothing, torch.zeros(size, dtype=dtype))
+        self._empty = Kept(0, 0, 0, "", nothing, nothing, torch.zeros(size, dtype=dtype))
 
     def load(self) -> Kept:
         """A file that is damaged is not taken for none: the person who owns it decides."""
@@ -65,8 +64,8 @@ class Store:
                 like = getattr(self._empty, name)
                 if tensor.shape != like.shape or tensor.dtype != like.dtype:
                     raise ValueError(f"its {name} is of another model")
-            round, base, sent, releases = (int(about[name]) for name in COUNTS)
-            return Kept(round, base, sent, releases, about["digest"], **tensors)
+            round, base, sent = (int(about[name]) for name in COUNTS)
+            return Kept(round, base, sent, about["digest"], **tensors)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise UserError(f"{self.path} cannot be used: {error}. Put a copy of it back; or move it away to take part "
                             "as a client that has lost its memory.") from error  # fmt: skip
@@ -76,8 +75,31 @@ class Store:
         about = {"format": FORMAT, "digest": kept.digest} | {name: str(getattr(kept, name)) for name in COUNTS}
         tensors = {name: getattr(kept, name).contiguous() for name in TENSORS}
         content = save({name: t.clone() for name, t in tensors.items()}, about | {"sha256": _digest(about, tensors)})
-        with replaced(self.path) as file:
+        with replaced(self.path, private=True) as file:
             file.write(content)
+
+
+class Releases:
+    """How many messages of this client have left under one agreement, whatever the server calls its trainings: a file
+    of its own, which stays when a memory is moved away."""
+
+    def __init__(self, folder: Path, agreed: str) -> None:
+        self.path = folder / f"releases-{agreed[:16]}.json"
+
+    def count(self) -> int:
+        if not self.path.exists():
+            return 0
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))["releases"]
+            if type(found) is int and found >= 0:
+                return found
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise UserError(f"{self.path}, which counts what has left this client, is damaged: put a copy of it back.")
+
+    def add(self) -> None:
+        """One more, on the disk when this returns."""
+        replace_text(self.path, json.dumps({"releases": self.count() + 1}) + "\n")
 
 
 def _digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:
