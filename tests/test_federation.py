@@ -689,9 +689,12 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
     for arguments, said in (
         (("init", "fed"), "is not empty"),
         (("init", "other", "--inputs", "a"), "--inputs takes whole numbers"),
+        (("init", "other", "--inputs", "99999999999", "--classes", "3"), "one example would take"),
         (("init", "other", "--clients", "a b"), "letters, digits"),
         (("serve", "nowhere"), "there is no config file"),
         (("serve", "fed", "--wait-for", "3"), "--wait-for must be from 1 to 2"),
+        (("serve", "fed", "--port", "99999"), "--port must be from 1 to 65535"),
+        (("serve", "fed", "--port", "0"), "--port must be from 1 to 65535"),
         (("serve", "fed", "--insecure", "--host", "0.0.0.0"), "for this machine alone"),
         (("join", "fed/clients/north", "--data", "none.npz"), "none.npz"),
         (("join", "fed/clients/north", "--data", "own.npz", "--insecure", "--address", "fl.example.org:1"),

@@ -121,11 +121,11 @@ def simulate(
     time (default: one tile). The memory in a Round is the live block: copy what you want to keep. With
     `memories_in`, a folder, it lies in a file there, for more clients than the machine has memory.
     `on=Ray(...)` computes in `workers` processes of a Ray cluster instead; memories lie there, and a Round's memory is
-    a copy that is brought here when it is asked for.
+    a copy that is brought here when it is asked for. Else `on` makes clients that are elsewhere, given the algorithm,
+    the plan and x.
     With `resume`, a checkpoint of the same simulation, it goes on after that round, with the bits of one that was never
     interrupted (secure noise excepted). `released` is how many releases there were before (default: those that the
     checkpoint knows); with secure noise, rounds that are computed again come on top of them.
-    `on` may also be what makes clients that are elsewhere, given the algorithm, the plan and x.
     Raises Diverged when the model is no longer finite, or (without privacy: it looks at clients' data) no client's loss
     or update is.
     """

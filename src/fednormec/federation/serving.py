@@ -231,7 +231,9 @@ def _where(folder: Path, how: Serving, address: str) -> Listen:
     named, port = split_address(address)
     loopback = "127.0.0.1" if named == "localhost" else named
     host = how.host or (loopback if is_loopback(named) else "0.0.0.0")
-    port = how.port or port
+    port = port if how.port is None else how.port
+    if not 0 < port < 65536:
+        raise UserError(f"--port must be from 1 to 65535, not {port}.")
     if how.insecure:
         if not is_loopback(host):
             raise UserError(f"--insecure is for this machine alone, and {host} is open to others: leave it out.")

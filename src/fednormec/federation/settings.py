@@ -2,6 +2,7 @@
 
 import hashlib
 import ipaddress
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from fednormec.config import Config, check, dump, read
 from fednormec.data import Examples, FederatedData
 from fednormec.data.sources import read_npz
 from fednormec.engine import planned
-from fednormec.errors import UserError, at_least_one, positive
+from fednormec.errors import UserError, at_least_one, positive, require_room
 from fednormec.experiment import Experiment, assemble
 from fednormec.privacy.mechanism import Plan
 from fednormec.problems.base import Metrics, Problem
@@ -49,6 +50,7 @@ class FederationSettings:
         at_least_one("[federation] classes", self.classes)
         for length in self.inputs:
             at_least_one("[federation] inputs", length)
+        require_room("one example", 8 * math.prod(self.inputs), "check [federation] inputs")
         positive("[federation] deadline", self.deadline)
         split_address(self.address)
 
