@@ -15,6 +15,10 @@ class StoppedAtOnce(Stopped):
     """Ctrl-C twice: threads may still be at work, and nobody waits for them."""
 
 
+class BoundBroken(UserError):
+    """A method that, in a private run, sent what its bound does not allow: nothing of that round was released."""
+
+
 class NotWritten(UserError):
     """A file that the system would not take: a full disk, a folder that is read-only."""
 

@@ -189,8 +189,7 @@ class Mechanism:
         return replace(self, noise_std=least_noise(at, epsilon))
 
     def _source(self, seed: int, purpose: str, *address: int) -> Source:
-        own = (self.stream,) if self.stream else ()
-        return SecureSource() if self.secure else generator(seed, purpose, *own, *address)
+        return SecureSource() if self.secure else generator(seed, purpose, *address, stream=self.stream)
 
     def _honest_senders(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Secagg: how many noises hide a given client's message, its own included; with which probabilities; and that
