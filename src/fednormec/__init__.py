@@ -25,10 +25,18 @@ if TYPE_CHECKING:
     from fednormec.algorithms.named import fed_avg as fed_avg
     from fednormec.algorithms.named import fed_normec as fed_normec
     from fednormec.algorithms.named import scaffold as scaffold
+    from fednormec.bounds import Messages as Messages
+    from fednormec.bounds import clip as clip
+    from fednormec.bounds import identity as identity
+    from fednormec.bounds import smooth_normalize as smooth_normalize
+    from fednormec.bounds import top_k as top_k
+    from fednormec.checking import MethodCheck as MethodCheck
+    from fednormec.checking import check_method as check_method
     from fednormec.engine import Round as Round
     from fednormec.engine import Trained as Trained
     from fednormec.engine import simulate as simulate
     from fednormec.engine import train as train
+    from fednormec.errors import BoundBroken as BoundBroken
     from fednormec.errors import Diverged as Diverged
     from fednormec.errors import UserError as UserError
     from fednormec.faults import faulty as faulty
@@ -59,8 +67,9 @@ _HOMES = {
         "METHODS", "alpha_normec", "clip21", "clip21_sgd2m", "dp_fed_avg_clip", "dp_fed_avg_normalized",
         "dp_scaffold", "ef21", "fed_avg", "fed_normec", "scaffold",
     ),
-    "bounds": ("clip", "identity", "smooth_normalize", "top_k"),
-    "errors": ("Diverged", "UserError"),
+    "bounds": ("Messages", "clip", "identity", "smooth_normalize", "top_k"),
+    "checking": ("MethodCheck", "check_method"),
+    "errors": ("BoundBroken", "Diverged", "UserError"),
     "faults": ("faulty",),
     "local": ("gd", "ig", "sgd"),
     "participation": ("fixed_size", "full", "poisson"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednormec import kernels
 from fednormec.errors import UserError, at_least_one, non_negative
-from fednormec.vectors import norm_error, representable, row_norms
+from fednormec.vectors import mended, norm_error, representable, row_norms
 
 STRIP = 64  # messages that are added in their own dtype, whose error grows with the square of their number
 
@@ -23,11 +23,19 @@ class Messages(NamedTuple):
     factors: Tensor | None = None
     broken: tuple[int, ...] = ()
 
-    def sum(self, sends: Tensor, exactly: bool = False) -> Tensor:
-        """The sum of those rows i with sends_i = 1, the others having 0, in float64: strips of rows are summed in their
-        own dtype, unless `exactly`, and the strips' sums added."""
+    def sum(self, sends: Tensor, adding: "Adding") -> Tensor:
+        """The sum of those messages i with sends_i = 1, the others having 0, in float64.
+
+        Raises TooLong if one of them is longer than `adding` allows, or non-finite."""
         weights = sends if self.factors is None else sends * self.factors
-        size, dtype = (16, torch.float64) if exactly else (STRIP, self.rows.dtype)
+        if kernels.take_rows(self.rows):
+            total, squares = kernels.sum_rows(self.rows, weights.contiguous(), adding.exactly)
+            if adding.longest < math.inf:
+                _require_lengths(self.rows, weights, squares.sqrt().numpy(), adding.longest)
+            return total
+        if adding.longest < math.inf:
+            _require_lengths(self.rows, weights, row_norms(self.rows), adding.longest)
+        size, dtype = (16, torch.float64) if adding.exactly else (STRIP, self.rows.dtype)
         total = torch.zeros(self.rows.shape[1], dtype=torch.float64, device=self.rows.device)
         for some, rows in zip(torch.split(weights, size), torch.split(self.rows, size), strict=True):
             total += some.to(dtype) @ rows.to(dtype)
@@ -36,6 +44,22 @@ class Messages(NamedTuple):
     def whole(self) -> Tensor:
         """The messages themselves; they may overwrite the rows."""
         return self.rows if self.factors is None else self.rows.mul_(self.factors[:, None])
+
+
+class Adding(NamedTuple):
+    """How messages are added: strips of them in their own dtype and the strips' sums in float64, or `exactly`, all in
+    float64; and how long one may be that is added, by its measured length, which errs by less than `norm_error`."""
+
+    exactly: bool = False
+    longest: float = math.inf
+
+
+class TooLong(Exception):
+    """A message that may not be added, with its length."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__(f"a message of length {length}")
+        self.length = length
 
 
 class Law(NamedTuple):
@@ -121,6 +145,16 @@ def top_k(k: int) -> Bound:
         return Messages(torch.zeros_like(v).scatter_(1, kept, v.gather(1, kept)))
 
     return Bound(f"top_k({k})", math.inf, apply)
+
+
+def _require_lengths(rows: Tensor, weights: Tensor, norms: np.ndarray, longest: float) -> None:
+    """Raises TooLong if |weight| times norm is above `longest` or not a number, for a row whose weight is not 0."""
+    factors = weights.abs().double().cpu().numpy()
+    norms = mended(norms, rows, among=factors != 0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = np.where(factors == 0, 0.0, factors * norms)
+    if not (lengths <= longest).all():
+        raise TooLong(float(lengths[np.argmin(lengths <= longest)]))
 
 
 def _add(memory: Tensor, delta: Messages, beta: float) -> Messages:

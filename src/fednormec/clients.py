@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import Messages
-from fednormec.errors import UserError
+from fednormec.bounds import Adding, Messages, TooLong
+from fednormec.errors import BoundBroken, UserError
 from fednormec.local import Moment
 from fednormec.memories import Memories, Remembered
 from fednormec.participation import Cohort, Participation
@@ -67,7 +67,7 @@ def here(
     algorithm: Algorithm,
     pool: Pool,
     stretch: int,
-    exactly: bool,
+    adding: Adding,
     x: Tensor,
     memories_in: Path | None,
 ) -> Iterator[Clients]:
@@ -75,7 +75,7 @@ def here(
     width = algorithm.memory_slots * problem.dim
     memories = Memories(problem.num_clients, width, x.dtype, x.device, memories_in)
     with pool.threads() as submit:
-        yield _Here(problem, algorithm, pool, stretch, exactly, memories, submit)
+        yield _Here(problem, algorithm, pool, stretch, adding, memories, submit)
 
 
 class _Here(NamedTuple):
@@ -83,7 +83,7 @@ class _Here(NamedTuple):
     algorithm: Algorithm
     pool: Pool
     stretch: int
-    exactly: bool
+    adding: Adding
     memories: Memories
     submit: Submit
     noisy: bool = False
@@ -96,7 +96,7 @@ class _Here(NamedTuple):
         assert algorithm is not None
 
         def work(some: list[Cohort]) -> list[Exchanged]:
-            return [tile(self.problem, algorithm, server, self.memories, t, moment, self.exactly) for t in some]
+            return [tile(self.problem, algorithm, server, self.memories, t, moment, self.adding) for t in some]
 
         branches, number = list[Branch](), 0
         cut = tiles(cohort, self.problem, self.stretch)
@@ -137,7 +137,7 @@ def tile(
     memories: Memories,
     cohort: Cohort,
     moment: Moment,
-    exactly: bool,
+    adding: Adding,
     first: int = 0,
 ) -> Exchanged:
     """One tile of clients: compute, bound, remember; the sum of the messages of those who send. `first` is the client
@@ -153,7 +153,7 @@ def tile(
             memory[where] = rows
         memories.let_go(int(own[0]), int(own[-1]))
         sends = torch.as_tensor(cohort.sending, dtype=rows.dtype, device=rows.device)
-        return Exchanged(messages.sum(sends, exactly), left_out)
+        return Exchanged(summed(algorithm, messages, sends, adding), left_out)
 
 
 def computed(
@@ -174,9 +174,34 @@ def computed(
         if len(broken):
             updates[broken], kept = 0, rows[broken]
         messages = algorithm.client_(server, rows, updates)
+        _require_fit(algorithm, messages, rows, problem.dim)
         if len(broken):
             messages.rows[broken], rows[broken] = 0, kept
         return messages, len(broken) or len(messages.broken)
+
+
+def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Adding) -> Tensor:
+    """The senders' messages added up. In a private run this is where each is measured, whatever the method made of it:
+    raises BoundBroken if one is longer than the noise counts on, or not a number."""
+    try:
+        return messages.sum(sends, adding)
+    except TooLong as broken:
+        raise BoundBroken(
+            f"{algorithm.name} sent a message of length {broken.length:.6g}, but its bound {algorithm.bound.name} "
+            f"promises at most {algorithm.bound.radius:.6g}, and the noise counts on that. Nothing of this round was "
+            "released: let client_ return what the bound gives (fednormec.check_method tries a method)."
+        ) from None
+
+
+def _require_fit(algorithm: Algorithm, messages: Messages, memories: Tensor, dim: int) -> None:
+    """Says so if messages are not rows of the promised width, one for each client, with a factor for each or none."""
+    wanted, rows, factors = (len(memories), algorithm.message_slots * dim), messages.rows, messages.factors
+    if rows.shape != wanted or rows.dtype != memories.dtype:
+        raise BoundBroken(f"{algorithm.name} gave messages of shape {tuple(rows.shape)} in {rows.dtype} where "
+                          f"{wanted} in {memories.dtype} was expected, a row for each client.")  # fmt: skip
+    if factors is not None and (factors.shape != wanted[:1] or factors.dtype != rows.dtype):
+        raise BoundBroken(f"{algorithm.name} gave factors of shape {tuple(factors.shape)} in {factors.dtype} where "
+                          f"{wanted[:1]} in {rows.dtype} was expected, one for each message.")  # fmt: skip
 
 
 def tiles(cohort: Cohort, problem: Problem, stretch: int) -> list[Cohort]:

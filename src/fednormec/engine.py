@@ -1,7 +1,7 @@
 """The engine: one round after another. Where the clients compute is their affair (clients.py)."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import STRIP
+from fednormec.bounds import STRIP, Adding
+from fednormec.checking import require_keeps
 from fednormec.clients import Clients, here, regroups, stretch_size
 from fednormec.errors import Diverged, UserError, at_least_one
 from fednormec.local import Moment
@@ -23,6 +24,7 @@ from fednormec.problems.base import Metrics, Problem
 from fednormec.profile import stage
 from fednormec.randomness import generator
 from fednormec.ray_engine import Ray, ray_clients, require_usable
+from fednormec.vectors import norm_error
 from fednormec.workers import Pool, one_arithmetic_thread
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ def simulate(
     before_release: Callable[[int, Plan], None] = _nothing,
     resume: "Checkpoint | None" = None,
     released: int | None = None,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Runs `rounds` rounds and yields each; the same seed gives the same bits whatever `workers`, `chunk_size`, `on`.
 
     With `privacy` the sum of each round gets its noise, and the rounds end before the one that would exceed the budget;
@@ -140,6 +142,7 @@ def simulate(
     if privacy is not None:
         agreed = planned(problem, algorithm, participation, privacy, rounds)
         rounds = agreed.rounds
+        require_keeps(algorithm, x)
     if x0 is not None:
         if x0.shape != x.shape or x0.dtype != x.dtype:
             raise UserError(f"x0 must be {len(x)} numbers in {x.dtype}, not of shape {tuple(x0.shape)} in {x0.dtype}.")
@@ -150,15 +153,17 @@ def simulate(
         _require_fit(resume, problem, algorithm, x, here=on is None or isinstance(on, Ray))
         if x0 is not None:
             raise UserError("a checkpoint has its own model: leave x0 out.")
-    exactly, stretch = regroups(algorithm, participation, problem), stretch_size(algorithm, participation, problem)
+    longest = math.inf if agreed is None else agreed.mechanism.radius
+    adding = Adding(regroups(algorithm, participation, problem), longest)
+    stretch = stretch_size(algorithm, participation, problem)
     clients: AbstractContextManager[Clients]
     if on is None:
         pool = pool_for(problem, workers, chunk_size)
-        clients = here(problem, algorithm, pool, stretch, exactly, x, memories_in)
+        clients = here(problem, algorithm, pool, stretch, adding, x, memories_in)
     elif isinstance(on, Ray):
         pool_for(problem, workers, chunk_size)  # says so if they cannot be
         require_usable(on, x, memories_in)
-        clients = ray_clients(on, problem, algorithm, workers, stretch, exactly, x)
+        clients = ray_clients(on, problem, algorithm, workers, stretch, adding, x)
     else:
         clients = on(algorithm, agreed, x)
     before = (resume.facts.releases if resume is not None else 0) if released is None else released
@@ -181,11 +186,10 @@ def planned(
 ) -> Plan:
     """What `simulate` will do to keep to `privacy`; says so if it cannot be kept."""
     require_bounded(algorithm)
-    dtype = problem.init(generator(0, "init")).dtype
-    return plan(
-        privacy, problem.num_clients, participation, algorithm.bound.radius, algorithm.message_slots * problem.dim,
-        rounds, _summing_error(problem.num_clients, problem.tile, dtype, regroups(algorithm, participation, problem)),
-    )  # fmt: skip
+    x, width = problem.init(generator(0, "init")), algorithm.message_slots * problem.dim
+    exactly = regroups(algorithm, participation, problem)
+    rounding = _summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
+    return plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
 
 
 def train(
@@ -270,7 +274,7 @@ def _rounds(
     before_release: Callable[[int, Plan], None],
     resume: "Checkpoint | None",
     releases: int,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     m, weights = problem.num_clients, participation.weights(problem.num_clients)
     server, done, in_vain = algorithm.init(x), 0, 0
     if resume is not None:
@@ -348,15 +352,13 @@ def require_bounded(algorithm: Algorithm) -> None:
         )
 
 
-def _summing_error(num_clients: int, tile: int, dtype: torch.dtype, exactly: bool) -> float:
+def _summing_error(num_clients: int, dtype: torch.dtype, exactly: bool) -> float:
     """By how much one client's message can move the computed sum beyond its own length, relative to the radius.
 
     Adding n numbers errs by at most n units in the last place of the sum of their magnitudes, with and without the
-    client: a strip of a tile's messages in the model's dtype, all strips' sums (or, `exactly`, everything) in float64.
-    That holds in any order; the tree in which tiles are added errs less. Stretches are whole tiles, so that there are
-    no more tiles than where all compute.
+    client: a strip of messages in the model's dtype, all strips' sums (or, `exactly`, everything) in float64. That
+    holds in any order, however the clients are cut into tiles: tiles can follow from how many examples clients have.
     """
-    strips = -(-num_clients // tile) * -(-tile // STRIP)
-    together = min(STRIP, tile, num_clients)
-    within = num_clients**2 * np.finfo(float).eps if exactly else together**2 * torch.finfo(dtype).eps
-    return float(within + strips * num_clients * np.finfo(float).eps)
+    together = min(STRIP, num_clients)
+    within = 0.0 if exactly else together**2 * torch.finfo(dtype).eps
+    return within + num_clients**2 * torch.finfo(torch.float64).eps

@@ -9,6 +9,9 @@
 
 #define LANES 32
 #define TOGETHER 64
+#define STRIP 64 /* messages that are added in their own kind of number, as bounds.py knows */
+#define COLUMNS 1024 /* of messages, added up together */
+#define FEW 16
 #define MOST 4096 /* channels, as kernels.py knows */
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)

@@ -233,3 +233,48 @@ FAST void NAMED(feedback)(real *restrict u, real *restrict v, long rows, long d,
             for (long k = 0; k < d; k++) v[k] += step * u[k];
     }
 }
+
+/* total += sum of weights_i row_i: within strips of STRIP rows in this kind of number, or `exactly` in double throughout.
+   squares_i is the sum of row i's squares, 64 of them at the most at a time in this kind of number, beyond that in
+   double. A row of weight 0 is not looked at. Four rows at a time: each sum is then read and written once for the four. */
+#define TAKE(k, l)                                                                                                     \
+    (sums[k] = sums[k] + w[0] * a[k] + w[1] * b[k] + w[2] * c[k] + w[3] * e[k], qa[l] += a[k] * a[k],                  \
+     qb[l] += b[k] * b[k], qc[l] += c[k] * c[k], qe[l] += e[k] * e[k])
+#define SUM_ROWS(name, kind)                                                                                           \
+FAST void NAMED(name)(const real *restrict rows, const real *restrict weights, long n, long d, long stride,            \
+                      double *restrict total, double *restrict squares) {                                              \
+    static const real nothing[COLUMNS] = {0};                                                                          \
+    memset(squares, 0, n * sizeof *squares);                                                                           \
+    for (long first = 0; first < n; first += STRIP) {                                                                  \
+        long last = n - first < STRIP ? n : first + STRIP, some[STRIP], count = 0;                                     \
+        for (long i = first; i < last; i++)                                                                            \
+            if (weights[i] != 0) some[count++] = i;                                                                    \
+        for (long begin = 0; begin < d; begin += COLUMNS) {                                                            \
+            long width = d - begin < COLUMNS ? d - begin : COLUMNS;                                                    \
+            kind sums[COLUMNS] = {0};                                                                                  \
+            for (long at = 0; at < count; at += 4) {                                                                   \
+                const real *row[4];                                                                                    \
+                kind w[4];                                                                                             \
+                for (int j = 0; j < 4; j++) {                                                                          \
+                    row[j] = at + j < count ? rows + some[at + j] * stride + begin : nothing;                          \
+                    w[j] = at + j < count ? weights[some[at + j]] : 0;                                                 \
+                }                                                                                                      \
+                const real *restrict a = row[0], *restrict b = row[1], *restrict c = row[2], *restrict e = row[3];     \
+                real qa[FEW] = {0}, qb[FEW] = {0}, qc[FEW] = {0}, qe[FEW] = {0};                                       \
+                long k = 0;                                                                                            \
+                for (; k + FEW <= width; k += FEW)                                                                     \
+                    for (int l = 0; l < FEW; l++) TAKE(k + l, l);                                                      \
+                for (int l = 0; k < width; k++, l++) TAKE(k, l);                                                       \
+                const real *restrict q[4] = {qa, qb, qc, qe};                                                          \
+                for (int j = 0; j < 4 && at + j < count; j++)                                                          \
+                    for (int l = 0; l < FEW; l++) squares[some[at + j]] += q[j][l];                                    \
+            }                                                                                                          \
+            for (long k = 0; k < width; k++) total[begin + k] += sums[k];                                              \
+        }                                                                                                              \
+    }                                                                                                                  \
+}
+
+SUM_ROWS(sum_rows, real)
+SUM_ROWS(sum_rows_exactly, double)
+#undef SUM_ROWS
+#undef TAKE

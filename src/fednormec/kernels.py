@@ -36,12 +36,12 @@ def take(images: Tensor) -> bool:
     )
 
 
-def take_rows(one: Tensor, other: Tensor) -> bool:
-    """Whether the functions here take two such blocks of rows: of one size and kind, and no row upon another."""
-    alike = one.shape == other.shape and one.dtype == other.dtype and one.dtype in NAMES and one.ndim == 2
-    return alike and library() is not None and all(
+def take_rows(one: Tensor, *others: Tensor) -> bool:
+    """Whether the functions here take such blocks of rows: of one size and kind, and no row upon another."""
+    alike = one.ndim == 2 and all(rows.shape == one.shape and rows.dtype == one.dtype for rows in others)
+    return alike and one.dtype in NAMES and library() is not None and all(
         rows.device.type == "cpu" and rows.stride(1) == 1 and (len(rows) == 1 or rows.stride(0) >= rows.shape[1])
-        for rows in (one, other)
+        for rows in (one, *others)
     )  # fmt: skip
 
 
@@ -56,6 +56,16 @@ def feedback_(
     places = _whole(*updates.shape, updates.stride(0), memory.stride(0), int(clips))
     _call("feedback", updates, memory, *places, *numbers, factors)
     return factors
+
+
+def sum_rows(rows: Tensor, weights: Tensor, exactly: bool) -> tuple[Tensor, Tensor]:
+    """The sum of weights_i row_i, float64 (d,): strips of 64 rows are added in the rows' dtype, or `exactly` all of
+    them in float64. Also the sum of each row's squares, float64 (B,): 0 for a row of weight 0, which counts as 0
+    whatever it holds."""
+    total, squares = rows.new_zeros(rows.shape[1], dtype=torch.float64), rows.new_empty(len(rows), dtype=torch.float64)
+    sizes = _whole(*rows.shape, rows.stride(0))
+    _call("sum_rows_exactly" if exactly else "sum_rows", rows, weights, *sizes, total, squares)
+    return total, squares
 
 
 Known = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fednormec import __version__, kernels
 from fednormec.algorithms.base import Algorithm, Server
+from fednormec.bounds import Adding
 from fednormec.clients import Branch, Clients, Exchanged, add, added, tile, tiles
 from fednormec.errors import UserError, WorkerLost, at_least_one, require_room
 from fednormec.local import Moment
@@ -70,7 +71,7 @@ def require_usable(on: Ray, x: Tensor, memories_in: Path | None) -> None:
 
 @contextmanager
 def ray_clients(
-    on: Ray, problem: Problem, algorithm: Algorithm, workers: int | None, stretch: int, exactly: bool, x: Tensor
+    on: Ray, problem: Problem, algorithm: Algorithm, workers: int | None, stretch: int, adding: Adding, x: Tensor
 ) -> Iterator[Clients]:
     """Clients in `workers` processes (default: one for each CPU of the cluster), each with whole stretches of them."""
     stretches = -(-problem.num_clients // stretch)
@@ -85,7 +86,7 @@ def ray_clients(
         with _started(count) as handles:
             owners = [_Owner(*one) for one in zip(handles, firsts, ends, strict=True)]
             for owner in owners:  # one after another: no more than one part is on its way
-                _settle(owner, problem, algorithm, exactly, width)
+                _settle(owner, problem, algorithm, adding, width)
             memories = _Elsewhere(owners, (problem.num_clients, width), x.dtype)
             try:
                 yield _There(problem, algorithm, stretch, owners, memories)
@@ -173,13 +174,13 @@ class _Worker:
     def versions(self) -> dict[str, str]:
         return _versions()
 
-    def own(self, problem: "_Part", algorithm: Algorithm, exactly: bool, shape: tuple[int, int], first: int) -> None:
+    def own(self, problem: "_Part", algorithm: Algorithm, adding: Adding, shape: tuple[int, int], first: int) -> None:
         """These clients are its own from now on; row 0 of the memories is that of client `first`."""
         dtype = problem.init(np.random.default_rng(0)).dtype
         require_room("the memories of a worker's clients", math.prod(shape) * dtype.itemsize,
                      "take more workers, on more machines")  # fmt: skip
         self._memories = Memories(*shape, dtype, torch.device("cpu"), None)
-        self._problem, self._algorithm, self._exactly, self._first = problem, algorithm, exactly, first
+        self._problem, self._algorithm, self._adding, self._first = problem, algorithm, adding, first
 
     def exchange(
         self,
@@ -197,7 +198,7 @@ class _Worker:
         branches = list[Branch]()
         with profiled() as profile:
             for place, some in enumerate(cut, number):
-                one = tile(self._problem, algorithm, server, self._memories, some, moment, self._exactly, self._first)
+                one = tile(self._problem, algorithm, server, self._memories, some, moment, self._adding, self._first)
                 add(branches, Branch(0, place, one))
         sums = [(level, place, one.total.numpy(), one.left_out) for level, place, one in branches]
         return sums, profile.facts(1)["stages"] if timed else {}
@@ -236,7 +237,7 @@ class _Part:
         return self._problem.model(x)
 
 
-def _settle(owner: _Owner, problem: Problem, algorithm: Algorithm, exactly: bool, width: int) -> None:
+def _settle(owner: _Owner, problem: Problem, algorithm: Algorithm, adding: Adding, width: int) -> None:
     """Sends a worker its clients; the whole problem where that cannot be taken apart."""
     process, first, last = owner
     if isinstance(problem, Divisible):
@@ -244,7 +245,7 @@ def _settle(owner: _Owner, problem: Problem, algorithm: Algorithm, exactly: bool
     else:
         part = _Part(problem, 0, problem.client_sizes)
     try:
-        sending = process.own.remote(part, algorithm, exactly, (last - first, width), first)
+        sending = process.own.remote(part, algorithm, adding, (last - first, width), first)
     except (TypeError, AttributeError) as error:
         said = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(f"the problem or the method cannot be sent to a worker: {said}.") from error

@@ -83,9 +83,16 @@ def row_norms(rows: Tensor) -> np.ndarray:
     throughout; the relative error is below `norm_error(rows)` whatever the order of summation. A numpy array, since
     arithmetic on a few numbers is cheaper there, above all with several threads at work.
     """
-    norms = _plain_norms(rows)
+    return mended(_plain_norms(rows), rows)
+
+
+def mended(norms: np.ndarray, rows: Tensor, among: np.ndarray | None = None) -> np.ndarray:
+    """Norms that were computed from squares, those computed anew whose squares may have left the number range; with
+    `among`, a mask, only those of the rows it marks. It may overwrite them."""
     low, high = (1e-15, 1e15) if rows.dtype == torch.float32 else (1e-140, 1e140)
-    odd = ~((norms >= low) & (norms <= high))  # squares may have left the range, or the row is not finite
+    odd = ~((norms >= low) & (norms <= high))
+    if among is not None:
+        odd &= among
     if odd.any():
         norms[odd] = _scaled_norms(rows[torch.from_numpy(odd)])
     return norms

@@ -12,9 +12,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fednormec.algorithms.base import Server
-from fednormec.clients import computed
+from fednormec.bounds import Adding
+from fednormec.clients import computed, summed
 from fednormec.data import Examples, from_arrays, read_npz
-from fednormec.errors import UserError
+from fednormec.errors import BoundBroken, UserError
 from fednormec.federation.codec import LOST, REFUSED, Refused, Reply, Request, read_request, reply_record
 from fednormec.federation.settings import Federation
 from fednormec.federation.store import Kept, Releases, Store
@@ -72,7 +73,10 @@ def answering(federation: Federation, client: int, folder: Path) -> Answer:
             rows = kept.after(request.base)
             if rows is None:
                 return Reply(kept.round, request.nonce, LOST)
-            kept = _computed(federation, client, request, rows, local)
+            try:
+                kept = _computed(federation, client, request, rows, local)
+            except BoundBroken as why:
+                return _refused(request, str(why))
         if request.sends and not kept.sent:
             if most is not None:
                 if released.count() >= most:
@@ -93,6 +97,8 @@ def _computed(
     server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
     before, moment = rows.clone(), Moment(run.seed, request.round)
     messages, _ = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
+    if federation.plan is not None:
+        summed(algorithm, messages, rows.new_ones(1), Adding(longest=federation.plan.mechanism.radius))
     message = messages.whole()[0]
     if local is not None:
         draw = local.noise(len(message), 1, run.seed, request.round, client)
