@@ -17,6 +17,7 @@ from fednormec.experiment import LOCALS, PARTICIPATIONS, assemble, start
 from fednormec.grid import grid
 from fednormec.participation import Participation
 from fednormec.privacy.accounting import Hidden, Open
+from fednormec.vectors import norm_error
 
 PRIVACY = fn.Privacy(noise_std=1.0)
 PRIVATE_METHODS = [name for name, method in METHODS.items() if method.can_be_private]
@@ -269,7 +270,8 @@ def test_the_sums_own_rounding_is_paid_for_with_noise():
     """A float32 sum over a tile may differ by more than the radius when a message changes; noise grows as much."""
     problem = fn.NeuralProblem(torch.nn.Linear(4, 2), [(np.ones((1, 4)), np.array([0]))] * 64)
     (first,) = fn.simulate(problem, build("clip21"), privacy=PRIVACY, rounds=1)
-    assert first.plan.mechanism.rounding == pytest.approx(problem.tile**2 * 2.0**-23, rel=1e-6)
+    of_the_sum, of_measuring = 64**2 * 2.0**-23, norm_error(torch.empty(0, problem.dim))
+    assert first.plan.mechanism.rounding == pytest.approx(of_the_sum + of_measuring, rel=1e-6)
     rows = np.random.default_rng(0).standard_normal((problem.tile, 10_000)).astype(np.float32)
     rows /= np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
     ones = torch.ones(problem.tile)
@@ -277,3 +279,71 @@ def test_the_sums_own_rounding_is_paid_for_with_noise():
     rows[7] = 0
     moved = (with_all - (ones @ torch.from_numpy(rows)).double()).norm()
     assert moved <= 1 + first.plan.mechanism.rounding
+
+
+# what decides how a run goes
+
+
+def test_how_many_examples_a_client_has_decides_nothing_that_shows():
+    """Which rounds are evaluated, how much noise there is."""
+
+    def shown(sizes):
+        problem = two_layers(sizes)
+        run = fn.train(
+            problem, fn.dp_fed_avg_clip(fn.sgd(0.1, 1, 2)), privacy=fn.Privacy(noise_std=5.0), rounds=40, seed=1
+        )
+        evaluated = [record["round"] for record in run.history if "train_loss" in record["not_private"]]
+        return evaluated, run.statement.text, run.statement.facts
+
+    few, many = shown((4, 9, 2, 7)), shown((4, 9, 200, 7))
+    assert few == many
+
+
+def test_a_round_has_the_statement_of_a_run_that_ends_there():
+    privacy = fn.Privacy(epsilon=4.0)
+    for r in fn.simulate(two_layers(), build("clip21"), privacy=privacy, rounds=9):
+        left = r.statement
+        assert left.epsilon == r.epsilon == r.plan.epsilon(r.number)
+        assert left.facts["rounds"] == left.facts["rounds_counted"] == r.number
+        flat = " ".join(left.text.split())
+        early = "stopping here because of what was released: the ε of all 9 rounds holds then, 4.00" in flat
+        assert early == (not r.last)
+        if r.number == 4:
+            alone = fn.train(
+                two_layers(), build("clip21"), privacy=fn.Privacy(noise_std=left.facts["noise_std"]), rounds=4
+            )
+            assert alone.statement.epsilon == left.epsilon
+    (plain,) = fn.simulate(two_layers(), build("clip21"), rounds=1)
+    assert plain.statement is None
+
+
+def test_a_run_that_is_stopped_on_public_figures_says_so_and_counts_all_rounds():
+    """Stopping by what was released is post-processing of the whole run: its ε holds, a smaller one is not proved."""
+    seen = []
+
+    def enough(public):
+        seen.append(public)
+        return "ε has passed 2" if public["epsilon"] > 2 else None
+
+    asked = {"privacy": fn.Privacy(epsilon=4.0), "rounds": 9, "evaluate_every": 1}
+    done, full = (fn.train(two_layers(), build("clip21"), **asked, stop_when=f) for f in (enough, lambda public: None))
+    assert len(done.history) == len(seen) < 9 and done.stopped == "ε has passed 2" and full.stopped is None
+    assert not any("not_private" in public or "train_loss" in public for public in seen)
+    assert done.history == full.history[: len(seen)]
+    assert done.statement.epsilon == full.statement.epsilon > done.history[-1]["epsilon"]
+    assert done.statement.facts["rounds"] == len(seen) and done.statement.facts["rounds_counted"] == 9
+    flat = " ".join(done.statement.text.split())
+    assert f"after {len(seen)} of 9 rounds: stopped on request: ε has passed 2." in flat
+    assert f"released {len(seen)} noisy sums" in flat and "ended" not in full.statement.text
+    last = fn.train(two_layers(), build("clip21"), **asked, stop_when=lambda p: "the end" if p["round"] == 9 else None)
+    assert last.stopped is None and last.statement == full.statement
+
+
+def test_a_run_that_diverges_counts_all_rounds():
+    """The model that was released decided that it ends."""
+    local = fn.gd(0.3)
+    method = fn.dp_fed_avg_clip(local, tau=1e30, server_step=1e290)
+    done = fn.train(two_layers(), method, privacy=fn.Privacy(epsilon=4.0), rounds=9)
+    assert done.diverged is not None and len(done.history) < 8
+    assert done.statement.facts["rounds_counted"] == 9 and done.statement.epsilon > 3.9
+    assert "the model diverged in round" in " ".join(done.statement.text.split())

@@ -41,7 +41,7 @@ def releases(text):
 
 
 def test_a_line_is_on_disk_before_its_release_is_seen(tmp_path, monkeypatch):
-    path, sync, synced = tmp_path / "ledger.jsonl", os.fsync, []
+    path, sync, synced, begun = tmp_path / "ledger.jsonl", os.fsync, [], []
     algorithm = fn.clip21()
 
     def fsync(descriptor):
@@ -49,9 +49,10 @@ def test_a_line_is_on_disk_before_its_release_is_seen(tmp_path, monkeypatch):
         synced.append(path.read_text())
 
     def server(state, mean, weights):
-        paid = synced[-1].splitlines()
-        assert len(paid) == 2 + state.round  # the first line, and one for each round with this one
-        assert json.loads(paid[-1])["round"] == state.round + 1
+        if begun:  # before that the method is tried, on made-up updates
+            paid = synced[-1].splitlines()
+            assert len(paid) == 2 + state.round  # the first line, and one for each round with this one
+            assert json.loads(paid[-1])["round"] == state.round + 1
         return algorithm.server(state, mean, weights)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -62,6 +63,7 @@ def test_a_line_is_on_disk_before_its_release_is_seen(tmp_path, monkeypatch):
             before_release=lambda number, plan: ledger.add(number),
         )  # fmt: skip
         assert releases(path.read_text()) == 0
+        begun.append(True)
         for number, r in enumerate(rounds, 1):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             assert len(lines) == 1 + number
@@ -83,6 +85,7 @@ def test_what_was_not_paid_for_is_never_released():
     rounds = fn.simulate(
         PROBLEM, algorithm._replace(server=server), None, ASKED["hidden"], rounds=ROUNDS, before_release=pay
     )  # fmt: skip
+    used.clear()  # the method was tried, on made-up updates
     with pytest.raises(OSError, match="the disk is full"):
         for r in rounds:
             seen.append(r.number)

@@ -638,3 +638,54 @@ def test_progress_goes_on_where_it_was(fednormec_: Command, tmp_path):
     said = fednormec_("run", "--resume", "out").err
     assert "round 12/12" in said
     assert "round 8/12" not in said
+
+
+# settings that were edited
+
+
+@pytest.mark.parametrize(("old", "new"), [("server_step = 1.0", "server_step = 0.5"), ("seed = 0", "seed = 1")])
+def test_an_edited_config_is_refused_before_the_first_checkpoint_too(tmp_path, old, new):
+    """Rounds that were released would be released again by other settings, with the same noise."""
+    out = tmp_path / "out"
+    interrupted(out, *PRIVATE, "method.server_step=1.0", "run.seed=0", after=2)
+    for checkpoint in out.glob("checkpoint-*"):
+        checkpoint.unlink()
+    asked = (out / "config.toml").read_text()
+    assert old in asked
+    (out / "config.toml").write_text(asked.replace(old, new))
+    ledger = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(UserError, match="config.toml was changed since ledger.jsonl was begun"):
+        go_on(out, quiet=True)
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+    (out / "config.toml").write_text(asked)
+    assert go_on(out, quiet=True)["rounds"] == 12
+    whole(tmp_path / "whole", *PRIVATE, "method.server_step=1.0", "run.seed=0")
+    assert same(tmp_path / "whole", out)
+
+
+def test_the_first_line_of_a_ledger_has_the_digest_of_the_settings(tmp_path):
+    whole(tmp_path / "out", *PRIVATE)
+    spent = fn.read_ledger(tmp_path / "out" / "ledger.jsonl")
+    assert spent.config == RunFolder.again(tmp_path / "out").config_digest and len(spent.config) == 64
+    head = (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()[0]
+    (tmp_path / "old.jsonl").write_text(json.dumps({k: v for k, v in json.loads(head).items() if k != "config"}))
+    assert fn.read_ledger(tmp_path / "old.jsonl").config is None
+
+
+@pytest.mark.parametrize("randomness", ["secure", "seeded"])
+def test_whoever_goes_on_with_secure_noise_hears_of_copies(tmp_path, capsys, randomness):
+    out = tmp_path / "out"
+    interrupted(out, *PRIVATE, f"privacy.randomness={randomness}")
+    copied = tmp_path / "copy"
+    shutil.copytree(out, copied)
+    for folder in (out, copied):
+        go_on(folder, quiet=True)
+        assert ("go on with one copy of this folder only" in capsys.readouterr().err) == (randomness == "secure")
+    assert same(out, copied, ("model.safetensors",)) == (randomness == "seeded")  # two copies, two releases
+
+
+def test_the_hash_of_the_data_is_marked_not_private(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.zeros((12, 3)), y=np.arange(12) % 2, client=np.arange(12) % 6)
+    whole(tmp_path / "out", f"data.source={tmp_path}/mine.npz", "model.name=linear", "run.rounds=1")
+    written = json.loads((tmp_path / "out" / "environment.json").read_text())
+    assert "data" not in written and len(written["not_private"]["data"]) == 64

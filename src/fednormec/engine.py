@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 COUNTS = ("computed", "sent", "left_out")  # what a round's record says of its clients in any case
 MISSED = "missed"  # and where clients can fail to answer
+TYPICAL = 500  # examples of a client, where how many it has must decide nothing
 Place = Callable[[Algorithm, Plan | None, Tensor], AbstractContextManager[Clients]]
 
 
@@ -78,9 +79,16 @@ class Round(NamedTuple):
         """The ε spent so far, at the plan's δ; None without privacy."""
         return None if self.plan is None else self.plan.spent(self.releases)
 
+    @property
+    def statement(self) -> Statement | None:
+        """What may be said if the run ends here; None without privacy. The number of rounds must not follow from what
+        was released: for that, `train` has `stop_when`."""
+        return None if self.plan is None else state(self.plan, self.releases, max(0, self.releases - self.number))
+
 
 class Trained(NamedTuple):
-    """The end of a training: the model, the rounds' figures, why it stopped early if it did, and what was kept private.
+    """The end of a training: the model, the rounds' figures, why it stopped early if it did (`diverged`, or what
+    `stop_when` said in `stopped`), and what was kept private.
 
     A run that stops before its budget would be exceeded has fewer rounds in its history than were asked for.
     """
@@ -90,6 +98,7 @@ class Trained(NamedTuple):
     history: list[dict[str, Any]]
     diverged: Diverged | None
     statement: Statement | None
+    stopped: str | None = None
 
 
 def _nothing(number: int, plan: Plan) -> None:
@@ -207,42 +216,62 @@ def train(
     memories_in: Path | None = None,
     on: Ray | Place | None = None,
     on_round: Callable[[Round], None] = lambda r: None,
+    stop_when: Callable[[dict[str, Any]], str | None] = lambda public: None,
 ) -> Trained:
     """`simulate` to its end: the last finite model and the history, one record a round (see `record`).
 
     `evaluation_interval` says how often the model is evaluated, unless `evaluate_every` does. A divergence ends it
-    without raising.
+    without raising. `on_round` hears each round. `stop_when` may end the run after a round: it gets the public part of
+    the round's record, nothing that looks at clients' data, and returns why to stop, or None to go on. The statement
+    then says that the run was stopped and why, and its ε is that of all rounds, since what was released decided.
+
+    >>> import fednormec as fn
+    >>> problem, method = fn.random_quadratic(50, 3), fn.dp_fed_avg_clip(fn.gd(0.1))
+    >>> done = train(problem, method, privacy=fn.Privacy(epsilon=4.0), rounds=9,
+    ...              stop_when=lambda public: "ε above 1" if public["epsilon"] > 1 else None)
+    >>> len(done.history) < 9, done.stopped, done.statement.facts["rounds_counted"]
+    (True, 'ε above 1', 9)
     """
     every = evaluate_every
     if every is None:
-        every = evaluation_interval(problem, algorithm, participation or full(), rounds)
-    x, history, diverged, statement = x0, [], None, None
+        every = evaluation_interval(problem, algorithm, participation or full(), rounds, privacy is not None)
+    x, history, diverged, statement, stopped = x0, [], None, None, None
     spent: list[Plan] = []
+    simulation = simulate(
+        problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
+        workers=workers, chunk_size=chunk_size, memories_in=memories_in, on=on,
+        before_release=lambda number, plan: spent.append(plan),
+    )  # fmt: skip
     try:
-        for r in simulate(
-            problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
-            workers=workers, chunk_size=chunk_size, memories_in=memories_in, on=on,
-            before_release=lambda number, plan: spent.append(plan),
-        ):  # fmt: skip
+        for r in simulation:
             x = r.x
             history.append(record(r))
             on_round(r)
+            stopped = None if r.last else stop_when({k: v for k, v in history[-1].items() if k != "not_private"})
+            if stopped is not None:
+                simulation.close()
     except Diverged as end:
         diverged = end
     x = problem.init(generator(seed, "init")) if x is None else x
     if spent:
-        statement = state(spent[-1], len(spent))
-    return Trained(problem.model(x), x, history, diverged, statement)
+        why = str(diverged) if diverged is not None else None if stopped is None else f"stopped on request: {stopped}"
+        statement = state(spent[-1], len(spent), ended=why)
+    return Trained(problem.model(x), x, history, diverged, statement, stopped)
 
 
-def evaluation_interval(problem: Problem, algorithm: Algorithm, participation: Participation, rounds: int) -> int:
+def evaluation_interval(
+    problem: Problem, algorithm: Algorithm, participation: Participation, rounds: int, private: bool = False
+) -> int:
     """How often to evaluate by default: 20 to 39 points of a curve, or fewer where that would take more than about 5 %
     of the time, but five points whatever they take.
 
     An evaluation looks at all clients' examples, which takes about half of their gradients' time, and at a test set:
-    let that be 0.7 of it altogether.
+    let that be 0.7 of it altogether. In a `private` run how many examples a client has decides nothing: each counts as
+    if it had 500.
     """
     sizes, counts = np.unique(problem.client_sizes, return_counts=True)
+    if private:
+        sizes, counts = np.array([TYPICAL]), np.array([problem.num_clients])
     a_round: float = sum(int(count) * algorithm.local.visits(int(n)) for n, count in zip(sizes, counts, strict=True))
     if participation.idle == "sleep" or not algorithm.idle_clients_advance:
         a_round *= participation.rate(problem.num_clients)

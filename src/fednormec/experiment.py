@@ -151,10 +151,10 @@ def data_digest(experiment: Experiment) -> str | None:
 
 def evaluate_every(experiment: Experiment) -> int:
     """As asked, or as the engine's rule says."""
-    problem, algorithm, participation, _, run, _, _ = experiment
+    problem, algorithm, participation, privacy, run, _, _ = experiment
     if run.evaluate_every is not None:
         return run.evaluate_every
-    return evaluation_interval(problem, algorithm, participation, run.rounds)
+    return evaluation_interval(problem, algorithm, participation, run.rounds, privacy is not None)
 
 
 def checkpoint_rounds(experiment: Experiment) -> int | None:

@@ -10,6 +10,11 @@ from fednormec.experiment import Experiment, data_digest
 from fednormec.privacy.ledger import spent_in
 from fednormec.runs import environment
 
+ONE_COPY = (
+    "secure noise is drawn anew: go on with one copy of this folder only, since each copy counts what it releases "
+    "itself, and not what another does"
+)
+
 
 class Repeated(NamedTuple):
     """How many releases count before the next round, and what to say about those that the checkpoint does not know."""
@@ -30,20 +35,33 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
         raise UserError(
             f"ledger.jsonl has {paid} rounds, but {released} were released: it is damaged; nothing was changed."
         )
+    secure = experiment.privacy is not None and experiment.privacy.randomness == "secure"
+    copies = (ONE_COPY,) if secure else ()
     if experiment.privacy is None or paid == known:
-        return Repeated(known, ())
+        return Repeated(known, copies)
     rounds = (
         f"the ledger has paid for {paid - known} more {'round' if paid == known + 1 else 'rounds'}, the last of which "
     )
     rounds += "may not have been released"
-    if experiment.privacy.randomness == "seeded":
+    if not secure:
         return Repeated(known, (f"{rounds}; they are computed again with the same noise, which releases nothing new",))
-    return Repeated(paid, (f"{rounds}; they are drawn again with new noise, so that both count",))
+    return Repeated(paid, (f"{rounds}; they are drawn again with new noise, so that both count", *copies))
+
+
+def require_same_config(folder: Path, config: str) -> None:
+    """`config` is the digest of config.toml as it is. Rounds that were paid for are computed again with the same noise:
+    with other settings, whoever saw both would learn more than ε says."""
+    spent = spent_in(folder)
+    if spent is not None and spent.config != config:
+        raise UserError(
+            "config.toml was changed since ledger.jsonl was begun: put the old one back, or start a new run."
+        )
 
 
 def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
     """`begun` is the environment that the run wrote down when it began."""
-    if "data" in begun and begun["data"] != data_digest(experiment):
+    known = begun.get("not_private")
+    if isinstance(known, dict) and "data" in known and known["data"] != data_digest(experiment):
         raise UserError(f"the data in {experiment.config['data']['source']} are not those that the run began with: put "
                         "them back, or start a new run.")  # fmt: skip
 

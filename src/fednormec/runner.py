@@ -30,7 +30,7 @@ from fednormec.profile import Profile, profiled, stage
 from fednormec.progress import counted, shown, sparkline
 from fednormec.randomness import generator
 from fednormec.ray_engine import Ray
-from fednormec.resuming import changes, differs, repeated, require_same_data, with_resumption
+from fednormec.resuming import changes, differs, repeated, require_same_config, require_same_data, with_resumption
 from fednormec.runs import RunFolder, default_path, read_json
 from fednormec.summary import summarize
 
@@ -134,8 +134,10 @@ def go_on(
             _tell(f"the run in {path} has come to its end already.")
             tidy(path, int(read(path / "config.toml").get("run", {}).get("keep_checkpoint") is True))
             return _with_texts(finished, folder)
+        config = read(path / "config.toml")
+        require_same_config(path, folder.config_digest)
         with stage("data"):
-            experiment = with_workers(site.assemble(read(path / "config.toml")), workers)
+            experiment = with_workers(site.assemble(config), workers)
         begun = read_json(path / "environment.json")
         require_same_data(begun, experiment)
         checkpoint, trouble = _checkpoints(experiment, folder).newest(folder.digest_of)
@@ -234,7 +236,7 @@ def _train(
         ended = str(end)
     for said in () if folder.differs is None else differs(folder.differs, experiment):
         _tell(f"{said}.")
-    statement = _statement(experiment, folder, paying, site.says)
+    statement = _statement(experiment, folder, paying, site.says, ended)
     summary = summarize(experiment, progress.done, progress.latest, folder.path, ended, statement)
     if watch is not None and ended is None:
         summary["guarantee"] = _guarantee(experiment, by_plan, known, progress.evaluated, folder)
@@ -290,9 +292,10 @@ def _says_how_to_go_on(path: Path, command: str | None) -> Iterator[None]:
 
 
 def _statement(
-    experiment: Experiment, folder: RunFolder, paying: _Paying, says: tuple[tuple[str, str], ...]
+    experiment: Experiment, folder: RunFolder, paying: _Paying, says: tuple[tuple[str, str], ...], ended: str | None
 ) -> Statement | None:
-    """What may be said of all that was released, which is what the ledger has paid for."""
+    """What may be said of all that was released, which is what the ledger has paid for. `ended` says how it
+    diverged."""
     if experiment.privacy is None:
         return None
     plan = paying.plan
@@ -304,7 +307,7 @@ def _statement(
             experiment.problem, experiment.algorithm, participation, experiment.privacy, experiment.run.rounds
         )
         folder.open_ledger(plan)
-    return state(plan, folder.releases, paying.again, says) if folder.releases else None
+    return state(plan, folder.releases, paying.again, says, ended) if folder.releases else None
 
 
 def _with_texts(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:

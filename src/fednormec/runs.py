@@ -57,7 +57,7 @@ class RunFolder:
     ) -> "RunFolder":
         folder = cls(path, _fresh(path))
         try:
-            folder.note("environment", environment() | {"planned": planned, "data": data})
+            folder.note("environment", environment() | {"planned": planned, "not_private": {"data": data}})
             replace_text(path / "config.toml", dump(config))  # last: from here on there is something to go on with
         except BaseException:
             folder._metrics.close()
@@ -121,7 +121,7 @@ class RunFolder:
 
     def open_ledger(self, plan: Plan) -> Ledger:
         if self._ledger is None:
-            self._ledger = Ledger(self.path / "ledger.jsonl", plan)
+            self._ledger = Ledger(self.path / "ledger.jsonl", plan, self.config_digest)
         return self._ledger
 
     def add(self, record: Mapping[str, Any]) -> None:

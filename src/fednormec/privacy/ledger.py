@@ -13,14 +13,15 @@ from fednormec.privacy.mechanism import Plan, require_delta
 
 
 class Ledger:
-    """An append-only file: the first line says what one release is, each further line is one of them.
+    """An append-only file: the first line says what one release is and by which settings (`config`, a digest of them),
+    each further line is one of them.
 
     A ledger that is there already is gone on with. Rounds that it holds are computed again after a crash: with seeded
     noise that is the same release, whose line stays the only one; with secure noise it is a new one, with a new line.
     """
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        self._plan, self._name, there = plan, path.name, path.exists()
+    def __init__(self, path: Path, plan: Plan, config: str | None = None) -> None:
+        self._plan, self._config, self._name, there = plan, config, path.name, path.exists()
         self._file = Lines(path, new=not there)
         try:
             self._old = self._take_up() if there else []
@@ -45,7 +46,8 @@ class Ledger:
     def _head(self) -> str:
         release = self._plan.mechanism.release()
         kind = "hidden" if isinstance(release, Hidden) else "open"
-        return json.dumps({"release": {"kind": kind, **release._asdict()}, "rounds_before": self._plan.rounds_before})
+        about = {"rounds_before": self._plan.rounds_before, "config": self._config}
+        return json.dumps({"release": {"kind": kind, **release._asdict()}, **about})
 
     def _line(self, number: int, releases: int) -> str:
         spent = self._plan.spent(releases)
@@ -76,11 +78,12 @@ class Ledger:
 
 
 class Spent(NamedTuple):
-    """What a ledger says was released."""
+    """What a ledger says was released. `config` is the digest of the settings; None where it does not say."""
 
     release: Release
     rounds: int
     rounds_before: int
+    config: str | None = None
 
     def epsilon(self, delta: float) -> float:
         """The ε of it at any δ, computed anew from the ledger alone."""
@@ -102,7 +105,8 @@ def read_ledger(path: Path | str) -> Spent:
         before = content["rounds_before"]
         if type(before) is not int or not 0 <= before <= 10**9:
             raise ValueError(f"rounds_before is {before!r}")
-        return Spent(_release(content["release"]), len(lines), before)
+        config = content.get("config")
+        return Spent(_release(content["release"]), len(lines), before, config if isinstance(config, str) else None)
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         said = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path} is not a ledger that can be read: {said}.") from error

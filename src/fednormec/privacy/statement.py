@@ -42,11 +42,22 @@ class Statement:
         return self.text.partition("\n")[0]
 
 
-def state(plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = ()) -> Statement:
-    """The statement after `rounds` releases, `again` of which were of rounds that were interrupted and then drawn
-    again. `besides` are entries that follow from where it ran."""
+def state(
+    plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = (), ended: str | None = None
+) -> Statement:
+    """The statement after `rounds` releases.
+
+    Args:
+        plan: what the run kept to.
+        rounds: how many releases there were.
+        again: how many of them were of rounds that were interrupted and then drawn again.
+        besides: entries that follow from where it ran.
+        ended: why it ended before its rounds, where something that was released decided that. Such a run is part of the
+            whole one, and ε is that of all its rounds: the ε of those that ran would need a number fixed beforehand.
+    """
     mechanism = plan.mechanism
-    epsilon, second = plan.epsilon(rounds), mechanism.epsilon(plan.rounds_before + rounds, plan.delta, "rdp")
+    counted = rounds if ended is None else max(rounds, plan.rounds + again)
+    epsilon, second = plan.epsilon(counted), mechanism.epsilon(plan.rounds_before + counted, plan.delta, "rdp")
     facts: dict[str, Any] = {
         "private": not plan.total_norm and math.isfinite(epsilon),
         "epsilon": epsilon,
@@ -66,6 +77,7 @@ def state(plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, 
         "min_cohort": mechanism.min_cohort,
         "rounds": rounds,
         "rounds_drawn_again": again,
+        "rounds_counted": counted,
         "rounds_planned": plan.planned,
         "rounds_of_runs_before": plan.rounds_before,
         "budget": plan.budget,
@@ -74,9 +86,10 @@ def state(plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, 
         "randomness": "secure" if mechanism.secure else "seeded",
         "stream": mechanism.stream,
         "settings_from_data": plan.settings_from_data,
+        "ended": ended,
     }
-    open_ends = [("not covered", text) for text in _not_covered(plan)]
-    entries = [*_grounds(plan, rounds, again, second), *besides, *open_ends]
+    open_ends = [("not covered", text) for text in _not_covered(plan, counted)]
+    entries = [*_grounds(plan, rounds, again, second), *_early(plan, rounds, counted, ended), *besides, *open_ends]
     if besides:
         facts["besides"] = [f"{name}: {text}" for name, text in besides]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
@@ -135,8 +148,23 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
     yield "accounting", f"privacy loss distribution, rounded up{opinion}"
 
 
-def _not_covered(plan: Plan) -> Iterator[str]:
+def _early(plan: Plan, rounds: int, counted: int, ended: str | None) -> Iterator[tuple[str, str]]:
+    if ended is not None:
+        yield (
+            "ended",
+            f"after {rounds} of {plan.rounds} rounds: {ended}. What was released decided that, so ε counts "
+            f"{counted} rounds; {up(plan.epsilon(rounds))} would hold for {rounds} if that number had been fixed "
+            "beforehand",
+        )
+
+
+def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
     m = plan.mechanism
+    if counted < plan.rounds:
+        yield (
+            f"stopping here because of what was released: the ε of all {plan.rounds} rounds holds then, "
+            f"{up(plan.epsilon(plan.rounds))}"
+        )
     yield "figures marked not private (training loss, cohort sizes, left-out clients): do not publish them"
     further = "further" if plan.rounds_before else "other"
     yield f"{further} runs on the same clients, tuning included: their ε adds up (privacy.tuning_runs)"
