@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test test-federation check setup bench bench-growth bench-ray soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test test-federation check setup bench bench-growth bench-ray bench-measuring soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -43,6 +43,10 @@ bench-growth: $(READY)
 # one round on one and on two workers of Ray, beside one and two threads: minutes
 bench-ray: $(READY)
 	$(BIN)/python benchmarks/ray_workers.py
+
+# one private round that measures its messages, beside one that does not: a minute
+bench-measuring: $(READY)
+	$(BIN)/python benchmarks/measuring.py
 
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)

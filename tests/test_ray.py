@@ -24,7 +24,7 @@ from fednormec import clients, memories, ray_engine
 from fednormec.clients import Branch, Exchanged, add, added, stretch_size, tiles
 from fednormec.config import read
 from fednormec.engine import Round
-from fednormec.errors import Stopped, UserError, WorkerLost
+from fednormec.errors import BoundBroken, Stopped, UserError, WorkerLost
 from fednormec.faults import FAULTS
 from fednormec.participation import Cohort
 from fednormec.ray_engine import Ray
@@ -149,6 +149,21 @@ class Undivided:
     def __init__(self, problem: Any) -> None:
         for name in ("dim", "num_clients", "tile", "client_sizes", "init", "grad", "evaluate", "named", "model"):
             setattr(self, name, getattr(problem, name))
+
+
+def test_a_worker_measures_what_it_adds(same_workers):
+    base = fn.dp_fed_avg_clip(fn.gd(0.1))
+
+    def client_(server, rows, updates):
+        return base.client_(server, rows, updates) if server.round < 4 else fn.Messages(updates.fill_(1.0))
+
+    late, seen = base._replace(client_=client_), []
+    with pytest.raises(BoundBroken, match=r"DP-FedAvg \(clip\) sent a message of length"):
+        for r in fn.simulate(
+            mlp_problem(), late, privacy=fn.Privacy(noise_std=1.0), rounds=6, on=Ray(), workers=2
+        ):  # fmt: skip
+            seen.append(r.number)
+    assert seen == [1, 2, 3, 4]
 
 
 def test_a_problem_that_cannot_be_taken_apart_goes_as_a_whole(same_workers):
