@@ -1,6 +1,6 @@
 """Runs side by side, one line for those that differ only in their seed: for a terminal, Markdown, CSV, JSON, a page.
 
-What is shown beside an ε is public (the test set, what is expected), or says that it is not private.
+What is shown beside an ε is public (a public test set, what is expected), or says that it is not private.
 """
 
 import csv
@@ -64,7 +64,7 @@ def table(groups: Sequence[Group]) -> Table:
         "rounds": [_range(group.rounds) for group in groups],
     }
     for metric in metrics:
-        columns[title(metric)] = [figure(metric, group.final(metric), metric == decisive) for group in groups]
+        columns[title(metric, groups)] = [figure(metric, group.final(metric), metric == decisive) for group in groups]
         if metric == "test_accuracy":
             columns["best"] = [figure(metric, group.best(metric), False) for group in groups]
     columns["ε"] = [spent(group) for group in groups]
@@ -130,10 +130,10 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
         )
 
 
-def title(metric: str) -> str:
-    """A figure's name, with its warning."""
+def title(metric: str, groups: Sequence[Group]) -> str:
+    """A figure's name, with its warning if it is not public in all of these."""
     name = metric.replace("_", " ")
-    return name if metric in PUBLIC else f"{name} (not private)"
+    return name if all(group.public(metric) for group in groups) else f"{name} (not private)"
 
 
 def figure(metric: str, found: Spread | None, spread: bool = True) -> str:
@@ -166,7 +166,7 @@ def _count(value: float | None) -> str:
 def _notes(groups: Sequence[Group], best: Group | None, decisive: str, delta: float | None) -> list[str]:
     notes = []
     if best is not None:
-        notes.append(f"{WINNER} the best final {title(decisive)}.")
+        notes.append(f"{WINNER} the best final {title(decisive, groups)}.")
     if any(len(group.counted) > 1 for group in groups):
         notes.append("± is one standard deviation over the runs of a line.")
     if any(group.final("test_accuracy") for group in groups):
@@ -179,8 +179,8 @@ def _notes(groups: Sequence[Group], best: Group | None, decisive: str, delta: fl
 
 
 def _facts(group: Group, best: bool) -> dict[str, Any]:
-    public = {m: group.final(m) for m in RANKED_BY if m in PUBLIC}
-    private = {m: group.final(m) for m in RANKED_BY if m not in PUBLIC}
+    public = {m: group.final(m) for m in RANKED_BY if group.public(m)}
+    private = {m: group.final(m) for m in RANKED_BY if not group.public(m)}
     return {
         "name": group.label,
         "winner": best,

@@ -28,8 +28,10 @@ DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "
 class DataSettings:
     """[data]: where the examples come from and how they are dealt out; the partition's own settings stand beside it.
 
-    With `pool` a source's training and test set are put together before `test_fraction` of them is set aside.
-    `examples` and `test_examples` are drawn of what there is then to train on and to test with.
+    With `pool` a source's training and test set are put together before `test_fraction` of them is set aside: of all
+    examples together, or, where the data name their clients, of each client's own. `examples` and `test_examples` are
+    drawn of what there is then to train on and to test with. `classes` is how many there are, a public number; left
+    out, the largest label says it.
     """
 
     source: str = "digits"
@@ -38,6 +40,7 @@ class DataSettings:
     test_fraction: float | None = None
     examples: int | None = None
     test_examples: int | None = None
+    classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,7 @@ def _kept_from(old: Any, new: Any, settings: Section) -> set[str]:
     if built_in_name(old) == built_in_name(new) or not any(built_in):  # from one file to another the partition stays
         return set(settings)
     if all(built_in) and not settings.get("pool"):  # one brings a test set, another does not
-        return set(settings) - {"test_fraction"}
+        return set(settings) - {"test_fraction", "classes"}
     return set(settings) if all(built_in) else set()
 
 

@@ -36,6 +36,7 @@ from fednormec.data import (
     digits,
     dirichlet,
     federate,
+    hold_out,
     iid,
     read_folder,
     read_npz,
@@ -247,7 +248,8 @@ def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedD
         if own is None and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
             raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
         test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
-        return Logistic([a for a, _ in pairs], [y for _, y in pairs], regularizer=regularizer, test=test)
+        features, labels = [a for a, _ in pairs], [y for _, y in pairs]
+        return Logistic(features, labels, regularizer=regularizer, test=test, held_out=data.held_out)
 
     def neural(vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
         data = _data(config, resolved, run.seed) if own is None else own
@@ -259,7 +261,10 @@ def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedD
                          "take a smaller one")  # fmt: skip
             model = build(data.input_shape, data.num_classes)
         reset(model, generator(run.seed, "init"))
-        return NeuralProblem(model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile)
+        return NeuralProblem(
+            model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile,
+            held_out=data.held_out,
+        )  # fmt: skip
 
     table: Table = {"neural": neural, "logistic": logistic, "quadratic": quadratic}
     problem: Problem = _choose(config, resolved, "problem", table)()
@@ -272,16 +277,18 @@ def _data(config: Config, resolved: Config, seed: int) -> FederatedData:
     source = built_in_name(asked.source)
     if source not in BUILT_IN and os.path.isdir(source):
         for key in given:
-            if key in DATA_SETTINGS and key != "source":
+            if key in DATA_SETTINGS and key not in ("source", "classes"):
                 raise UserError(f"[data] {key} is for data that are dealt out, but in the folder {source} each file is "
                                 f"a client: leave {key} out.")  # fmt: skip
-        settings = {k: v for k, v in given.items() if k != "source"}
-        check("[data] from a folder, one file per client,", settings, lambda: None, beside=("source",))
-        resolved["data"] = {"source": source}
-        return read_folder(source)
+        settings = {k: v for k, v in given.items() if k not in ("source", "classes")}
+        check("[data] from a folder, one file per client,", settings, lambda: None, beside=("source", "classes"))
+        resolved["data"] = {"source": source, "classes": asked.classes}
+        return read_folder(source, asked.classes)
     held = _held(source)
     partition = ("iid" if held.client_ids is None else "by_ids") if asked.partition is None else asked.partition
     known("partition", partition, PARTITIONS)
+    if held.client_ids is not None:
+        _require_own_data(partition, asked, private="privacy" in config)
     if asked.pool:
         held = _pooled(held, partition)
     fraction = _test_fraction(held, asked)
@@ -312,12 +319,26 @@ def _held(source: str) -> Held:
     return Held(*read_npz(source))
 
 
+def _require_own_data(partition: str, asked: DataSettings, private: bool) -> None:
+    """Where the data name their clients, what one of them has may not decide what another trains on."""
+    if partition == "by_ids":
+        if asked.examples is not None:
+            raise UserError("[data] examples draws from all clients' examples together, so that one client's would "
+                            "decide what the others train on: leave it out where the data name their clients.")  # fmt: skip
+    elif private:
+        raise UserError(
+            f"{asked.source} names a client for each example, but partition = '{partition}' deals the examples out to "
+            "clients that are made up: ε would be for these and not for those who own the data. Take partition = "
+            "'by_ids', or, if the examples have no owners, a file without the key 'client'."
+        )
+
+
 def _pooled(held: Held, partition: str) -> Held:
     if held.test is None:
         return held
     if partition == "by_ids":
-        raise UserError("pool = true puts the test set among the clients' data, but no client owns it: choose another "
-                        "partition than by_ids.")  # fmt: skip
+        raise UserError("pool = true puts the test set among the clients' data, but no client owns it: leave pool out, "
+                        "or choose another partition than by_ids.")  # fmt: skip
     return Held(held.train.joined(held.test), None, None)
 
 
@@ -330,13 +351,21 @@ def _test_fraction(held: Held, asked: DataSettings) -> float:
 
 
 def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedData:
-    """Sets a test set aside and deals the rest out to the clients, who keep the names that the data gave them."""
-    kept, aside = split(len(held.train), asked.test_fraction or 0.0, generator(seed, "split"))
-    kept = _drawn("examples", kept, asked.examples, seed)
-    ids = None if held.client_ids is None else held.client_ids[kept]
-    parts = deal(held.train.y[kept], ids, generator(seed, "partition"))
-    names = [str(name) for name in np.unique(ids)] if deal.build is _deal_by_ids and ids is not None else None
-    return federate(held.train, _test_set(held, aside, asked, seed), [kept[part] for part in parts], names)
+    """Sets a test set aside and deals the rest out to the clients. Clients that the data name keep their names and
+    their own examples, and what is tested with, unless it came with the data, is held out of each client's own."""
+    fraction = asked.test_fraction or 0.0
+    if deal.build is _deal_by_ids:
+        own, ids = deal(held.train.y, held.client_ids, generator(seed, "partition")), held.client_ids
+        pairs = [hold_out(part, fraction, generator(seed, "split", i)) for i, part in enumerate(own)]
+        parts, aside = [kept for kept, _ in pairs], np.concatenate([out for _, out in pairs])
+        names = None if ids is None else [str(name) for name in np.unique(ids)]
+    else:
+        kept, aside = split(len(held.train), fraction, generator(seed, "split"))
+        kept = _drawn("examples", kept, asked.examples, seed)
+        parts = [kept[part] for part in deal(held.train.y[kept], None, generator(seed, "partition"))]
+        names = None
+    test = _test_set(held, aside, asked, seed)
+    return federate(held.train, test, parts, names, asked.classes, held_out=names is not None and len(aside) > 0)
 
 
 def _test_set(held: Held, aside: np.ndarray, asked: DataSettings, seed: int) -> Examples | None:

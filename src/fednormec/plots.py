@@ -15,7 +15,7 @@ import numpy as np
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.table import Row
-from fednormec.results import PUBLIC, Group
+from fednormec.results import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -194,7 +194,8 @@ def draw_curves(
     for (name, level), (colour, dash, _) in zip((levels or {}).items(), LEVELS, strict=False):
         axes.axhline(level, color=colour, linestyle=dash, linewidth=1.4, label=name)
     _scale(axes, metric, [group.curve(metric).mean for group in lines.values()])
-    axes.set(xlabel="round", ylabel=FACES.get(metric, metric) + ("" if metric in PUBLIC else " (not private)"))
+    warning = "" if all(group.public(metric) for group in groups) else " (not private)"
+    axes.set(xlabel="round", ylabel=FACES.get(metric, metric) + warning)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     if any(NOT_PRIVATE in group.label for group in lines.values()):

@@ -81,13 +81,13 @@ def figures(metrics: Metrics, private: bool) -> str:
     Beside an ε nothing that looks at clients' data is shown without saying so.
     """
     named = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}"}
-    parts = [text.format(metrics.public[key]) for key, text in named.items() if key in metrics.public]
+    public, own = ([text.format(found[key]) for key, text in named.items() if key in found] for found in metrics)
     if "train_loss" not in metrics.not_private:  # of clients that are elsewhere
-        return "  ".join(parts)
+        return "  ".join(public)
     loss = f"loss {metrics.not_private['train_loss']:.4f}"
     if private:
-        return "  ".join(parts) or f"{loss} (not private)"
-    return "  ".join([loss, *parts[:1]])
+        return "  ".join(public) or f"{[*own, loss][0]} (not private)"
+    return "  ".join([loss, *[*public, *own][:1]])
 
 
 def pace(rounds: int, seconds: float) -> str:

@@ -34,7 +34,6 @@ from fednormec.privacy.statement import up
 from fednormec.results import (
     NO_PRIVACY,
     PRIVATE,
-    PUBLIC,
     SAME_RUN,
     UNKNOWN,
     Group,
@@ -150,7 +149,7 @@ def _tiles(groups: Sequence[Group]) -> str:
     about = f"mean ± one standard deviation, {_count(group.seeds, 'seed')}" if found and found.runs > 1 else ""
     so_far = "so far: the run is unfinished" if run.summary is None else ""
     of = f"of {group.label}, the best of {len(groups)}" if winner(groups) else f"of {group.label}" * (len(groups) > 1)
-    tiles = [_tile(title(decisive), figure(decisive, found), "; ".join(filter(None, (of, about, so_far))), "first")]
+    tiles = [_tile(title(decisive, groups), figure(decisive, found), "; ".join(filter(None, (of, about, so_far))), "first")]
     tiles.append(_spent_tile(group))
     facts = (run.summary or {}) | {"clients": run.clients}
     asked = run.config.get("privacy", {})
@@ -385,7 +384,7 @@ def _caption(groups: Sequence[Group], metric: str) -> str:
     if metric == "epsilon":
         deltas = sorted({group.delta for group in groups if group.delta is not None})
         said.append(f"ε of one run, at δ = {', '.join(f'{delta:g}' for delta in deltas)}.")
-    if metric not in PUBLIC:
+    if not all(group.public(metric) for group in groups):
         said.append(f'<span class="alarm-text">{_e(NOT_PRIVATE_NOTE)}</span>')
     return " ".join(said)
 

@@ -16,7 +16,7 @@ from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
 
 PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
-PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # every other figure looks at the clients' data
+PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # if the test set is; every other figure looks at clients' data
 SAME_RUN = ("run.seed", "run.workers", "run.chunk_size", "privacy.stream")  # a repetition may differ in these
 SYMBOLS = {
     "method.alpha": "α", "method.beta": "β", "method.tau": "τ", "method.server_step": "η", "local.step": "γ",
@@ -125,6 +125,11 @@ class Run:
         first = m if self.config.get("method", {}).get("initial_memory") == "local_updates" else 0
         return None if per_round is None else per_round * self.rounds + first
 
+    def public(self, metric: str) -> bool:
+        """Whether no client's data enter it but through what was released: records put the others apart."""
+        apart = [*map(_apart, self.records), (self.summary or {}).get("not_private") or ()]
+        return metric in PUBLIC and not any(metric in names for names in apart)
+
     def values(self, metric: str) -> list[tuple[int, float]]:
         """(round, value) wherever it was evaluated; nan for what was not finite."""
         found = ((_round(line), _figure(line, metric)) for line in self.records)
@@ -190,6 +195,10 @@ class Group:
         if len(parts) == 1:
             return _words(found[0])
         return ", ".join(f"{count} {_words(kind)}" for kind, count in parts)
+
+    def public(self, metric: str) -> bool:
+        """Whether it is in all of its runs."""
+        return all(run.public(metric) for run in self.runs)
 
     def final(self, metric: str) -> Spread | None:
         return spread_of([run.final(metric) for run in self.counted])
@@ -287,11 +296,16 @@ def printable(text: str) -> str:
 
 
 def _figure(line: dict[str, Any], metric: str) -> float | None:
-    apart = line.get("not_private")
-    for where in (line, apart if isinstance(apart, dict) else {}):
+    for where in (line, _apart(line)):
         if metric in where:
             return _or_nan(where[metric])
     return None
+
+
+def _apart(line: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a record that look at clients' data."""
+    found = line.get("not_private")
+    return found if isinstance(found, dict) else {}
 
 
 def _or_nan(value: Any) -> float:

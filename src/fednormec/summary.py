@@ -27,13 +27,14 @@ def with_report(summary: dict[str, Any]) -> dict[str, Any]:
 
 def describe(summary: dict[str, Any]) -> str:
     """The summary for a person."""
-    metrics = summary["metrics"]
+    metrics, apart = summary["metrics"], summary.get("not_private", ())
+    warning = "  (on clients' own data: not private)" if "test_loss" in apart else ""
     lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
              f"{summary['parameters']:,} parameters"]  # fmt: skip
     if "test_accuracy" in metrics:
-        lines.append(f"test accuracy  {metrics['test_accuracy']:.1%}  {summary['curve']}")
+        lines.append(f"test accuracy  {metrics['test_accuracy']:.1%}  {summary['curve']}{warning}")
     if "test_loss" in metrics:
-        lines.append(f"test loss      {metrics['test_loss']:.4f}")
+        lines.append(f"test loss      {metrics['test_loss']:.4f}{warning}")
     if "train_loss" in metrics:
         lines.append(f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)")
     if "gradient_norm" in metrics:

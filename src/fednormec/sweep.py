@@ -68,7 +68,9 @@ def sweep(
     _check_all(cells, metric)
     outcomes = run_all(cells, folder, workers, tell)
     metric = metric or _default_metric(outcomes)
-    done = Sweep(folder, metric, _ranked(outcomes, metric), price_of(run_folders(folder), metric))
+    rows = _ranked(outcomes, metric)
+    price = price_of(run_folders(folder), None if _public(rows, metric) else metric)
+    done = Sweep(folder, metric, rows, price)
     _write_table(done)
     best = folder / "best.toml"
     best.unlink(missing_ok=True)
@@ -84,7 +86,7 @@ def price(outcomes: Sequence[Outcome], folder: Path) -> Price | None:
 
 def text(done: Sweep) -> str:
     """The table for a terminal, the best cell, the price, and what failed."""
-    head = ["", *_columns(done), "seeds", _title(done.metric), "ε"]
+    head = ["", *_columns(done), "seeds", _title(done), "ε"]
     body = [[("*" if row is done.best else ""), *_cells_of(row, done), _value(row), _epsilon(row)] for row in done.rows]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -121,9 +123,11 @@ def line(news: News) -> str:
     assert ended is not None
     if ended.summary is None:
         return f"{ended.cell.name}: failed: {ended.error}"
-    accuracy, loss = (number(ended.summary["metrics"].get(metric)) for metric in (ACCURACY, LOSS))
-    shown = [f"accuracy {accuracy:.1%}"] if accuracy is not None else [f"loss {loss:.4f}"] if loss is not None else []
-    return f"{ended.cell.name}: " + " ".join([*shown, *(["diverged"] if ended.status == "diverged" else [])])
+    apart = ended.summary.get("not_private", ()) if "epsilon" in ended.summary else ()
+    known = {metric: number(ended.summary["metrics"].get(metric)) for metric in (ACCURACY, LOSS)}
+    texts = {ACCURACY: "accuracy {:.1%}", LOSS: "loss {:.4f}"}
+    said = [texts[m].format(v) + " (not private)" * (m in apart) for m, v in known.items() if v is not None]
+    return f"{ended.cell.name}: " + " ".join([*said[:1], *(["diverged"] if ended.status == "diverged" else [])])
 
 
 def check_settings(cells: Sequence[Cell]) -> None:
@@ -170,8 +174,14 @@ def _default_metric(outcomes: Sequence[Outcome]) -> str:
     return LOSS if any(ACCURACY not in metrics for metrics in measured) else ACCURACY
 
 
-def _title(metric: str) -> str:
-    return metric if metric in PUBLIC else f"{metric} (not private)"
+def _title(done: Sweep) -> str:
+    return done.metric if _public(done.rows, done.metric) else f"{done.metric} (not private)"
+
+
+def _public(rows: Sequence[Row], metric: str) -> bool:
+    """Whether no cell took it from clients' own data."""
+    found = [o.summary for row in rows for o in row.outcomes if o.summary]
+    return metric in PUBLIC and not any(metric in summary.get("not_private", ()) for summary in found)
 
 
 def _ranked(outcomes: Sequence[Outcome], metric: str) -> list[Row]:
@@ -226,7 +236,7 @@ def _without_stream(config: Config) -> Config:
 
 
 def _write_table(done: Sweep) -> None:
-    head = [*_columns(done), "seeds", f"{_title(done.metric)} mean", "std", "min", "max", "epsilon", "trouble"]
+    head = [*_columns(done), "seeds", f"{_title(done)} mean", "std", "min", "max", "epsilon", "trouble"]
     lines = []
     for row in done.rows:
         value = [""] * 4 if row.value is None else [f"{v:.6g}" for v in row.value[:4]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fednormec.errors import UserError
+from fednormec.errors import UserError, at_least_one
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,13 +62,15 @@ MOST_CLASSES = 100_000  # or as many as there are examples: beyond that labels a
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Each client's own examples and a public test set: one example shape and one dtype throughout. `classes` is how
-    many there are, where that was agreed; otherwise the labels tell."""
+    """Each client's own examples and a test set: one example shape and one dtype throughout. `classes` is how many
+    there are, where that was agreed; otherwise the labels tell. The test set is public unless it was `held_out` of
+    clients' own data: figures on it are then not private."""
 
     clients: tuple[Examples, ...]
     test: Examples | None
     names: tuple[str, ...]
     classes: int | None = None
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -87,6 +89,7 @@ class FederatedData:
         """The largest label anywhere, plus one."""
         found = 1 + max(int(examples.y.max()) for examples in self._all())
         if self.classes is not None:
+            at_least_one("classes", self.classes)
             if found > self.classes:
                 raise UserError(f"expected labels from 0 to {self.classes - 1}, got {found - 1}; number them anew")
             return self.classes
@@ -155,10 +158,10 @@ def read_npz(path: str | Path) -> NpzData:
     return NpzData(train, _test_of(arrays, train, path), _client_ids_of(arrays, train, path))
 
 
-def read_folder(path: str | Path) -> FederatedData:
+def read_folder(path: str | Path, classes: int | None = None) -> FederatedData:
     """One .npz file per client with keys x and y, named by its file stem, in alphabetical order.
 
-    `test.npz`, where present, is the test set and never a client.
+    `test.npz`, where present, is the public test set and never a client.
     """
     if not Path(path).is_dir():
         raise UserError(f"expected a folder of .npz files at {path}, found none; check the path")
@@ -167,7 +170,7 @@ def read_folder(path: str | Path) -> FederatedData:
     test = examples.pop("test", None)
     if not examples:
         raise UserError(f"expected one .npz file per client in {path}, found none; write each client's x and y there")
-    return FederatedData(tuple(examples.values()), test, tuple(examples))
+    return FederatedData(tuple(examples.values()), test, tuple(examples), classes)
 
 
 def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -175,8 +178,7 @@ def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> 
 
     Any other fraction leaves at least one example on each side.
     """
-    if not 0 <= test_fraction < 1:
-        raise UserError(f"test_fraction must be at least 0 and below 1, got {test_fraction!r}: take 0.2, say, or 0")
+    _check_fraction(test_fraction)
     order = rng.permutation(num_examples)
     if test_fraction == 0:
         return order, order[:0]
@@ -186,8 +188,22 @@ def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> 
     return order[cut:], order[:cut]
 
 
+def hold_out(own: np.ndarray, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """What a client trains on, in the order given, and what is held out: round(test_fraction * n) of its n examples,
+    but never all. It depends on nobody else, as long as `rng` does not."""
+    _check_fraction(test_fraction)
+    aside = np.zeros(len(own), dtype=bool)
+    aside[rng.permutation(len(own))[: min(round(test_fraction * len(own)), len(own) - 1)]] = True
+    return own[~aside], own[aside]
+
+
 def federate(
-    train: Takeable, test: Examples | None, parts: Sequence[np.ndarray], names: Sequence[str] | None = None
+    train: Takeable,
+    test: Examples | None,
+    parts: Sequence[np.ndarray],
+    names: Sequence[str] | None = None,
+    classes: int | None = None,
+    held_out: bool = False,
 ) -> FederatedData:
     """Deal `train` out by the indices of a partition; clients are called 0, 1, ... unless `names` says otherwise."""
     names = _numbered(len(parts)) if names is None else tuple(names)
@@ -196,7 +212,7 @@ def federate(
             f"expected one name per client, got {len(names)} names for {len(parts)} clients; make them agree"
         )
     clients = tuple(_part(train, part, f"client {name}") for name, part in zip(names, parts, strict=True))
-    return FederatedData(clients, test, names)
+    return FederatedData(clients, test, names, classes, held_out)
 
 
 def from_arrays(clients: "Sequence[Pair | Examples]", test: "Pair | Examples | None" = None) -> FederatedData:
@@ -276,6 +292,11 @@ def _pair(pair: Any, where: str) -> Examples:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UserError(f"{where}: expected a pair (x, y), got {type(pair).__name__}; write (x, y)")
     return _examples(pair[0], pair[1], where)
+
+
+def _check_fraction(test_fraction: float) -> None:
+    if not 0 <= test_fraction < 1:
+        raise UserError(f"test_fraction must be at least 0 and below 1, got {test_fraction!r}: take 0.2, say, or 0")
 
 
 def _part(train: Takeable, part: np.ndarray, where: str) -> Examples:

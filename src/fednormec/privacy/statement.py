@@ -170,7 +170,7 @@ def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
     yield f"{further} runs on the same clients, tuning included: their ε adds up (privacy.tuning_runs)"
     yield (
         "what is taken as public: the number of clients, of classes and of features, the starting model, the settings, "
-        "the test set"
+        "the test set, unless it is held out of clients' data (its figures are then marked not private)"
     )
     if plan.settings_from_data:
         yield "the settings: they follow from constants computed from the clients' data, which no noise protects"

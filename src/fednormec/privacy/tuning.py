@@ -12,7 +12,6 @@ from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
 from fednormec.privacy.ledger import Spent, spent_in
 from fednormec.privacy.mechanism import NOT_PRIVATE, TOTAL_NORM
 from fednormec.privacy.statement import up
-from fednormec.results import PUBLIC
 
 SAME_PROMISE = ("delta", "trust", "adjacency", "colluders")
 
@@ -39,13 +38,13 @@ class _Run(NamedTuple):
     released: bool
 
 
-def price_of(paths: Sequence[Path], metric: str | None = None) -> Price | None:
+def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | None:
     """The price of the runs in these folders, as if all were on the same clients; None if none of them is private.
 
     Every line of every ledger counts, also of runs that failed or were interrupted and then done again: with the same
     seed and stream that repeats the same releases, so that counting both is safe and more than needed. The runs that
-    privacy.tuning_runs allows for are not counted again: what counts is what ran. With the metric that the runs are
-    ranked by, the note says if that ranking is not private.
+    privacy.tuning_runs allows for are not counted again: what counts is what ran. `ranked_by` is the metric that the
+    runs are ranked by where that looks at the clients' data: the note then says so.
     """
     try:
         runs = [_run(path) for path in paths if any((path / file).exists() for file in ("config.toml", "ledger.jsonl"))]
@@ -61,10 +60,10 @@ def price_of(paths: Sequence[Path], metric: str | None = None) -> Price | None:
     delta, counts = asked[0]["delta"], Counter[Any]()
     for s in spent:
         counts[s.release] += s.rounds
-    epsilon, covered = epsilon_of_all(counts, delta), metric is None or metric in PUBLIC
+    epsilon, covered = epsilon_of_all(counts, delta), ranked_by is None
     if math.isinf(epsilon):
         return Price(len(spent), rounds, None, delta, None, f"{NOT_PRIVATE}: no finite ε of all runs at δ = {delta:g}")
-    notes = [] if covered else [f"it does not cover the ranking by {metric}, which looks at the clients' data"]
+    notes = [] if covered else [f"it does not cover the ranking by {ranked_by}, which looks at the clients' data"]
     if len({run.clients for run in runs}) > 1:
         notes.append("as if the clients were the same in all of them; here the seed or [data] deals the data anew")
     one_seed = len({run.seed for run in runs}) == 1  # of several the table shows means, not one run

@@ -14,7 +14,8 @@ class Interval(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Figures about one model: those on a public test set, and those that look at clients' data (not private)."""
+    """Figures about one model: those on a public test set, and those that look at clients' data (not private), which
+    includes a test set that was held out of them."""
 
     public: dict[str, float]
     not_private: dict[str, float]

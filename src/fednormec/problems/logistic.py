@@ -27,8 +27,9 @@ class Logistic:
     """f_{i,j}(w) = log(1 + exp(-y_ij a_ij.w)) + lambda r(w), with r(w) = sum_k w_k^2 / (1 + w_k^2).
 
     `features` and `labels` hold, for each client, a_i (N_i, d) and y_i (N_i,) of -1 and +1; `regularizer` is lambda;
-    `test` is a public pair of features and labels. The clients' data are copied, signed (y a) and padded with zero
-    rows to the largest N_i, so that a tile is one batched product; a padded row has weight zero.
+    `test` is a pair of features and labels, public unless `held_out` says that they are clients' own data. The clients'
+    data are copied, signed (y a) and padded with zero rows to the largest N_i, so that a tile is one batched product; a
+    padded row has weight zero.
 
     >>> problem = Logistic([torch.eye(2)], [torch.tensor([1, -1])], regularizer=0.5)
     >>> problem.smoothness
@@ -42,6 +43,7 @@ class Logistic:
         *,
         regularizer: float = 0.0,
         test: tuple[Tensor, Tensor] | None = None,
+        held_out: bool = False,
     ) -> None:
         _check_clients(features, labels)
         if test is not None:
@@ -51,6 +53,7 @@ class Logistic:
         self._weights: Final = _padded([torch.full_like(y, 1 / len(y), dtype=self._signed.dtype) for y in labels])
         self._regularizer: Final = float(non_negative("regularizer", regularizer))
         self._test: Final = None if test is None else (test[0], test[1].to(test[0]))
+        self._held_out: Final = held_out
 
     @property
     def dim(self) -> int:
@@ -87,11 +90,13 @@ class Logistic:
         return some
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """The public figures are those on the test set: the logistic loss without the regulariser, the accuracy."""
+        """The figures on the test set are the logistic loss without the regulariser, and the accuracy."""
         losses = self._regularizer * _penalty(x) - (self._weights * logsigmoid(self._signed @ x)).sum(1)
         gradient = self.grad(x, np.arange(self.num_clients)).mean(0)
         train_loss = losses[losses.isfinite()].mean().item()
-        return Metrics(self._test_figures(x), {"train_loss": train_loss, "gradient_norm": gradient.norm().item()})
+        own = {"train_loss": train_loss, "gradient_norm": gradient.norm().item()}
+        tested = self._test_figures(x)
+        return Metrics({}, own | tested) if self._held_out else Metrics(tested, own)
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
         return {"w": x}

@@ -33,7 +33,8 @@ class NeuralProblem:
     module: any torch.nn.Module; its trainable parameters become the flat vector, its own weights the starting point.
         It must be a function of its parameters alone: no dropout, no statistics that move while training.
     clients: one (inputs, targets) pair per client, arrays or tensors; sizes may differ.
-    test: a public (inputs, targets) pair to evaluate on, or None.
+    test: an (inputs, targets) pair to evaluate on, or None.
+    held_out: whether that pair is clients' own data, so that the figures on it are not private; else it is public.
     loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and padded
         mini-batches, are computed one by one).
     vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
@@ -56,6 +57,7 @@ class NeuralProblem:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         tile: int | None = None,
+        held_out: bool = False,
     ) -> None:
         one_of("vectorize", vectorize, ("auto", "layers", "vmap", "loop"))
         if dtype not in (torch.float32, torch.float64):
@@ -74,7 +76,7 @@ class NeuralProblem:
         self._sizes = np.array([len(y) for _, y in pairs], dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
         self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
-        self._test = None if test is None else self._pair(test, "the test set")
+        self._test, self._held_out = None if test is None else self._pair(test, "the test set"), held_out
         mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
         self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
         self._loss_of_each = self._try_one()
@@ -153,13 +155,14 @@ class NeuralProblem:
         vars(self).update(state, _own=threading.local())
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """train_loss is the mean over clients, each weighing the same; the rest is on the public test set."""
+        """train_loss is the mean over clients, each weighing the same; the rest is on the test set."""
         module = self._bound(x).eval()
         with torch.no_grad():
             client_losses = self._client_losses(module)
             finite = client_losses[client_losses.isfinite()]
-            public = {} if self._test is None else self._test_metrics(module, *self._test)
-        return Metrics(public, {"train_loss": float(finite.mean())})
+            tested = {} if self._test is None else self._test_metrics(module, *self._test)
+        own = {"train_loss": float(finite.mean())}
+        return Metrics({}, own | tested) if self._held_out else Metrics(tested, own)
 
     # gradients
 
