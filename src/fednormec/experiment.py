@@ -323,8 +323,10 @@ def _require_own_data(partition: str, asked: DataSettings, private: bool) -> Non
     """Where the data name their clients, what one of them has may not decide what another trains on."""
     if partition == "by_ids":
         if asked.examples is not None:
-            raise UserError("[data] examples draws from all clients' examples together, so that one client's would "
-                            "decide what the others train on: leave it out where the data name their clients.")  # fmt: skip
+            raise UserError(
+                "[data] examples draws from all clients' examples together, so that one client's would decide what the "
+                "others train on: leave it out where the data name their clients."
+            )
     elif private:
         raise UserError(
             f"{asked.source} names a client for each example, but partition = '{partition}' deals the examples out to "

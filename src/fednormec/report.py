@@ -149,7 +149,8 @@ def _tiles(groups: Sequence[Group]) -> str:
     about = f"mean ± one standard deviation, {_count(group.seeds, 'seed')}" if found and found.runs > 1 else ""
     so_far = "so far: the run is unfinished" if run.summary is None else ""
     of = f"of {group.label}, the best of {len(groups)}" if winner(groups) else f"of {group.label}" * (len(groups) > 1)
-    tiles = [_tile(title(decisive, groups), figure(decisive, found), "; ".join(filter(None, (of, about, so_far))), "first")]
+    about = "; ".join(filter(None, (of, about, so_far)))
+    tiles = [_tile(title(decisive, groups), figure(decisive, found), about, "first")]
     tiles.append(_spent_tile(group))
     facts = (run.summary or {}) | {"clients": run.clients}
     asked = run.config.get("privacy", {})

@@ -1,8 +1,12 @@
 """Any torch module and loss as a federated problem: a tile of clients at once where that is faster."""
 
 import copy
+import itertools
+import math
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fednormec.errors import UserError, at_least_one, one_of
+from fednormec.problems import apart
 from fednormec.problems.base import Metrics, tile_size
 from fednormec.problems.layers import Layered, for_convolutions
 from fednormec.profile import stage
@@ -20,6 +25,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
 EXAMPLES_TOGETHER = 128  # but as many as these: smaller tiles cost more in calls than they save in memory
 MOST_PADDING = 0.25  # of a tile, with convolutions: beyond it, one client after another is faster
+HOSTILE = (math.nan, math.inf, -math.inf, 1e30, -1e30, 1e4, -1e4, 6.0, -6.0, 1e-30, 0.0)  # what others may send
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -31,17 +37,19 @@ class NeuralProblem:
     """f_i(x) = the mean loss of the module with parameters x on client i's examples.
 
     module: any torch.nn.Module; its trainable parameters become the flat vector, its own weights the starting point.
-        It must be a function of its parameters alone: no dropout, no statistics that move while training.
+        It must be a function of its parameters alone: no dropout, no statistics that move while training, nothing
+        remembered from one call to the next.
     clients: one (inputs, targets) pair per client, arrays or tensors; sizes may differ.
     test: an (inputs, targets) pair to evaluate on, or None.
     held_out: whether that pair is clients' own data, so that the figures on it are not private; else it is public.
     loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and padded
         mini-batches, are computed one by one).
     vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
-        belong to linear, 2-d convolution, group or 2-d batch normalisation layers), "vmap" in one vectorised call,
-        "loop" one client after another. "auto" is the first of these that fits: layers, if the module can be taken
-        apart and, with convolutions, several clients fit into a tile; loop, with convolutions or batch normalisation;
-        else vmap.
+        belong to linear, 2-d convolution, group or 2-d batch normalisation layers, and which are known to keep
+        examples apart: `problems.apart`), "vmap" in one vectorised call, "loop" one client after another. "auto" is
+        the first of these that fits: layers, if the module can be taken apart and, with convolutions, several clients
+        fit into a tile; loop, with convolutions or batch normalisation, or where vmap fails; else vmap. Where examples
+        may touch each other, clients of unequal size are computed one by one.
     tile: how many clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples, or
         as many as let the layers put out 2^24 numbers if that is more.
     """
@@ -79,9 +87,15 @@ class NeuralProblem:
         self._test, self._held_out = None if test is None else self._pair(test, "the test set"), held_out
         mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
         self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
-        self._loss_of_each = self._try_one()
-        self._needs_whole_batches = mixes or not self._loss_of_each  # padding would enter the statistics, or the mean
         self._own = threading.local()  # each thread binds parameters to a module of its own
+        self._last_class, self._loss_of_each = self._try_one()
+        self._known = loss is cross_entropy and apart.known(module)
+        self._traces: dict[int, apart.Trace | None] = {}
+        if not self._known:
+            self._require_no_memory()
+        self._keeps_apart = self._known or self._alike({2, 4})
+        # padding would enter the statistics, the mean, or what else the examples of a batch share
+        self._needs_whole_batches = mixes or not self._loss_of_each or not self._keeps_apart
         self._together = self._examples_together() if self._convolves else 1024
         most = max(1, self._together * len(pairs) // int(self._sizes.sum())) if self._convolves else 128
         together = tile_size(len(pairs), self.dim, most)
@@ -133,7 +147,8 @@ class NeuralProblem:
         padded = mask is not None and not mask.all()
         waste = 0.0 if mask is None else 1 - mask.mean()
         wasteful = padded and (self._needs_whole_batches or (self._convolves and waste > MOST_PADDING))
-        if self._way == "loop" or wasteful:
+        own, width = (sizes, int(sizes[0])) if mask is None else (mask.sum(axis=1), mask.shape[1])
+        if self._way == "loop" or wasteful or not self._may_share(own, width, padded):
             return self._grad_one_by_one(x, ids, index, mask)
         with stage("data"):
             inputs, targets = self._batch(ids, index)
@@ -165,6 +180,21 @@ class NeuralProblem:
         return Metrics({}, own | tested) if self._held_out else Metrics(tested, own)
 
     # gradients
+
+    def _may_share(self, own: np.ndarray, width: int, padded: bool) -> bool:
+        """Whether module and loss do to the batch that these clients' examples would share what they do to each
+        client's own."""
+        if self._known or (self._way == "vmap" and not padded):
+            return True
+        return self._alike({width * (len(own) if self._way == "layers" else 1), *own.tolist()})
+
+    def _alike(self, sizes: set[int]) -> bool:
+        """Whether batches of these sizes are treated alike, each example by itself."""
+        for n in [n for n in sizes if n not in self._traces]:
+            inputs, targets = self._probe(n)
+            self._traces[n] = apart.trace(self._thread_module().train(), self._loss, for_convolutions(inputs), targets)
+        traces = {self._traces[n] for n in sizes}
+        return len(traces) == 1 and None not in traces
 
     def _grad_in_layers(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         if not hasattr(self._own, "layered"):
@@ -259,17 +289,21 @@ class NeuralProblem:
 
     def _chosen(self, vectorize: str, worthwhile: bool, looped: bool) -> str:
         if vectorize in ("auto", "layers"):
-            separable = self._separable()
+            separable = self._keeps_apart and self._separable()
             if vectorize == "layers" and not separable:
                 raise UserError(
                     "this model cannot be computed layer by layer: a parameter belongs to a layer of another kind than "
                     "linear, 2-d convolution, group or 2-d batch normalisation, a layer is used twice or written over, "
-                    "or examples mix, in the model or in the loss; take vectorize = 'auto'."
+                    "or examples mix, or may mix, in the model or in the loss; take vectorize = 'auto'."
                 )
             if vectorize == "layers" or (separable and worthwhile):
                 return "layers"
-            return "loop" if looped else "vmap"
-        return vectorize
+        if vectorize == "loop" or (vectorize == "auto" and looped):
+            return "loop"
+        trouble = self._trouble_with_vmap()
+        if trouble is not None and vectorize == "vmap":
+            raise UserError(f"this model cannot be vectorised over clients: {trouble}; take vectorize = 'auto'.")
+        return "vmap" if trouble is None else "loop"
 
     def _pair(self, pair: Iterable[Any], whose: str, copy: bool = True) -> tuple[Tensor, Tensor]:
         x, y = (self._tensor(values, copy) for values in pair)
@@ -298,14 +332,8 @@ class NeuralProblem:
         layered = Layered(module, self._layout, self._loss)
         if not layered.complete:
             return False
-        waves = torch.sin(torch.arange(4 * self._x[0].numel(), dtype=dtype, device=self._device))
-        inputs = waves.view(2, 2, *self._x.shape[1:]).clone()
+        inputs, targets = (torch.unflatten(t, 0, (2, 2)) for t in self._probe(4, dtype))
         inputs[1] = 3 * inputs[1] + 1  # unlike the other client's, so that statistics of both are those of neither
-        other = (self._y.flatten(1) != self._y[0].flatten()).any(1) if self._y.ndim > 1 else self._y != self._y[0]
-        last = int(other.to(torch.uint8).argmax())
-        targets = self._y[torch.tensor([[0, 0], [last, last]], device=self._device)]
-        if targets.is_floating_point():
-            targets = targets.to(dtype)
 
         def own(x: Tensor, i: int) -> Tensor:
             parameters = {name: view.clone().requires_grad_() for name, view in self._layout.views(x).items()}
@@ -322,7 +350,70 @@ class NeuralProblem:
                 return False
             if not layered.agrees(at, inputs, targets, expected):
                 return False
+        return self._known or self._holds_out(layered, x, inputs[0], targets)
+
+    def _holds_out(self, layered: Layered, x: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether a client's gradient stays what it is between two clients who send what they like."""
+        targets, tolerance = targets[[1, 0, 1]], 1e-9 if x.dtype == torch.float64 else 1e-4
+        weights = torch.tensor([[0.75, 0.25]] * 3, dtype=x.dtype, device=self._device)
+        ways = ((x, None), (torch.stack([x, 0.9 * x, x]), weights))
+        for size, (at, weighted) in itertools.product((0.01, 1.0, 100.0), ways):
+            all_inputs = torch.stack([size * inputs] * 3)
+            try:
+                alone = layered.grad(at, all_inputs, targets, weighted)[1]
+                for value in HOSTILE:
+                    all_inputs[0], all_inputs[2, 1] = value, value  # all that one client has, half of the other's
+                    error = (layered.grad(at, all_inputs, targets, weighted)[1] - alone).norm()
+                    if not error <= tolerance * alone.norm():
+                        return False
+            except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError, UserError):
+                return False
         return True
+
+    def _trouble_with_vmap(self) -> str | None:
+        """What is wrong with all clients in one vectorised call: that fails where a number decides what is done."""
+        inputs, targets = (torch.unflatten(t, 0, (2, 2)) for t in self._probe(4))
+        x = flatten(self._module)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it may say that it is slow
+                for at in (x, torch.stack([x, x])):
+                    self._grad_at_once(at, inputs, targets, None)
+        except Exception as error:  # whatever a stranger's code raises
+            return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        return None
+
+    def _probe(self, examples: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Made-up examples in the shape of the clients': no number of theirs has a say in how gradients are computed.
+        Half of them are of the first class, half of the last."""
+
+        def like(data: Tensor, last: int) -> Tensor:
+            shape = (examples, *data.shape[1:])
+            if data.is_floating_point():
+                return (
+                    torch.arange(math.prod(shape), dtype=dtype or self._dtype, device=self._device).sin_().view(shape)
+                )
+            later = torch.arange(examples, device=self._device) >= examples // 2
+            return (last * later).view(-1, *[1] * (data.ndim - 1)).repeat(1, *data.shape[1:])
+
+        return like(self._x, 0), like(self._y, self._last_class).abs()
+
+    def _require_no_memory(self) -> None:
+        """What a client sent may not stay behind in the module, wherever it hides."""
+        module = copy.deepcopy(self._module)
+        inputs, targets = self._probe(2)
+
+        before, kept = None, dict(self._module.named_buffers())
+        for value in (1.0, *HOSTILE):
+            with torch.no_grad():
+                with suppress(Exception):  # of what it does not take
+                    module(inputs + value if inputs.is_floating_point() else inputs)
+                losses = self._loss(module(inputs), targets)
+            moved = [name for name, buffer in module.named_buffers() if not _same(buffer, kept[name])]
+            if moved or (before is not None and not _same(losses, before)):
+                what = f"changes its buffer '{moved[0]}'" if moved else "remembers earlier calls"
+                raise UserError(f"the model {what}: what one client has would enter another's message; remove that.")
+            before = losses
 
     def _examples_together(self) -> int:
         outputs: list[int] = []
@@ -333,14 +424,16 @@ class NeuralProblem:
         leaves = [layer for layer in self._module.modules() if not next(layer.children(), None)]
         hooks = [layer.register_forward_hook(count) for layer in leaves]
         with torch.no_grad():
-            self._module(self._x[:1].expand(2, *self._x.shape[1:]))
+            self._module(self._probe(2)[0])
         for hook in hooks:
             hook.remove()
         return max(EXAMPLES_TOGETHER, 2 * ACTIVATIONS_TOGETHER // max(1, sum(outputs)))
 
-    def _try_one(self) -> bool:
-        """Runs two examples through module and loss, so that what does not fit is said now; is the loss per example?"""
-        x, y = self._x[:1].expand(2, *self._x.shape[1:]), self._y[:1].expand(2, *self._y.shape[1:])
+    def _try_one(self) -> tuple[int, bool]:
+        """Runs two examples through module and loss, so that what does not fit is said now. The last class, as far as
+        the outputs tell, and whether the loss is per example."""
+        self._last_class = 0
+        x, y = self._probe(2)
         drawn, kept = torch.get_rng_state(), {n: b.clone() for n, b in self._module.named_buffers()}
         try:
             with torch.no_grad():
@@ -361,15 +454,23 @@ class NeuralProblem:
         targets = [self._y] if self._test is None else [self._y, self._test[1]]
         if self._loss is cross_entropy:
             _require_classes(outputs, targets)
-        losses: Tensor = self._loss(outputs, y)
+        try:
+            losses: Tensor = self._loss(outputs, y)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"the loss does not take targets of shape {tuple(y.shape[1:])}: {reason}.") from error
         if losses.shape not in ((), (2,)):
             raise UserError(
                 f"the loss must be one number per example or their mean, not of shape {tuple(losses.shape)}."
             )
-        return losses.shape == (2,)
+        last = outputs.shape[1] - 1 if isinstance(outputs, Tensor) and _classifies(outputs, y) else 0
+        return last, losses.shape == (2,)
 
 
 def _concatenate(tensors: list[Tensor]) -> Tensor:
+    odd = next((i for i, t in enumerate(tensors) if t.dtype != tensors[0].dtype), None)
+    if odd is not None:
+        raise UserError(f"client {odd} has numbers of type {tensors[odd].dtype}, client 0 of {tensors[0].dtype}.")
     odd = next((i for i, t in enumerate(tensors) if t.shape[1:] != tensors[0].shape[1:]), None)
     if odd is not None:
         shapes = tuple(tensors[odd].shape[1:]), tuple(tensors[0].shape[1:])
@@ -380,6 +481,10 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 def _all_examples(sizes: np.ndarray) -> np.ndarray:
     everyone = np.broadcast_to(np.arange(sizes.max()), (len(sizes), sizes.max()))
     return np.where(everyone < sizes[:, None], everyone, -1)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True)
 
 
 def _own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
