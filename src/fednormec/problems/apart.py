@@ -27,8 +27,8 @@ ELEMENTWISE = (
     "cos detach div double elu eq erf exp expm1 float floor ge gelu gt hardsigmoid hardswish hardtanh le leaky_relu "
     "lerp log log1p log2 logical_and logical_not logical_or logsigmoid lt maximum minimum mish mul nan_to_num ne neg "
     "pow reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softsign sqrt square sub tanh "
-    "tanhshrink threshold to true_divide __radd__ __rsub__ __rmul__ __rtruediv__ __rdiv__ __rpow__ __pow__ __and__ "
-    "__or__ __invert__"
+    "tanhshrink threshold to true_divide type_as __radd__ __rsub__ __rmul__ __rtruediv__ __rdiv__ __rpow__ __pow__ "
+    "__and__ __or__ __invert__"
 )
 METADATA = (
     "device dim dtype element_size get_device is_complex is_contiguous is_cuda is_floating_point is_leaf layout ndim "
@@ -117,7 +117,7 @@ class _Watch(TorchFunctionMode):
         return result
 
     def _look(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        tensors = list(_tensors((args, kwargs)))
+        tensors = list(_tensors(args[:1] if func in CONVERSIONS else (args, kwargs)))
         rows = [tensor for tensor in tensors if id(tensor) in self._rows]
         others = [tensor for tensor in tensors if id(tensor) not in self._rows]
         results = list(_tensors(result))
@@ -275,6 +275,7 @@ def _functions(names: str, *places: Any) -> Iterator[Any]:
                 yield found
 
 
+CONVERSIONS = {Tensor.to, Tensor.type_as}  # they ask another tensor for its kind alone
 NOT_NOTED = {getattr(Tensor, name).__get__ for name in METADATA.split()} | {*_functions(METADATA, Tensor)}
 NOT_NOTED |= {torch.numel, torch.is_floating_point, torch.is_complex}
 RULES: dict[Any, Callable[[_Call], bool]] = {
