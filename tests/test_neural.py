@@ -245,11 +245,13 @@ class InParts(nn.Module):
 
 def test_a_layer_that_is_used_again_later_is_no_wrong_gradient():
     rng = np.random.default_rng(0)
-    data = [(rng.standard_normal((4, 5)), rng.integers(0, 3, 4)) for _ in range(3)]
-    problem = fn.NeuralProblem(InParts(), data)
-    assert problem.way == "layers"
-    with pytest.raises(fn.UserError, match="uses a layer twice"):
-        problem.grad(problem.init(rng), np.arange(3))
+    data = [(rng.standard_normal((n, 5)), rng.integers(0, 3, n)) for n in (4, 4, 12)]
+    module = InParts().double()
+    problem = fn.NeuralProblem(module, data, dtype=torch.float64)
+    assert problem.way == "vmap"
+    rows = problem.grad(problem.init(rng), np.arange(3))
+    expected = torch.stack([one_client_gradient(module, *pair) for pair in data])
+    assert torch.allclose(rows, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_convolutions_before_a_batch_norm_of_one_value_per_channel():
