@@ -7,22 +7,24 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 from conftest import Command, sentence, sets
+from typer.main import get_command
 
 import fednormec as fn
 import fednormec.config
 import fednormec.experiment
 from fednormec.algorithms.named import METHODS
-from fednormec.cli import main
+from fednormec.cli import app, main
 from fednormec.data.images import IMAGE_SETS
 from fednormec.models import MODELS
+from fednormec.summary import describe
 
 ROOT = Path(__file__).parents[1]
 TOMLS = sorted(path for part in ("src", "experiments", "examples", "docs") for path in (ROOT / part).rglob("*.toml"))
@@ -453,7 +455,7 @@ def test_a_mistake_in_a_process_of_its_own(tmp_path: Path, overrides: str) -> No
 
 WITHOUT_TORCH = """
 import sys
-from fednormec.cli import main
+from fednormec.cli import app, main
 sys.argv[0] = "fednormec"
 try:
     main()
@@ -467,6 +469,29 @@ def test_help_answers_without_torch(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "fednormec" in done.stdout
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command by its words, those with commands of their own included."""
+    group = group or get_command(app)
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_help_is_whole_and_plain(fednormec_: Command, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]) -> None:
+    """On 80 columns no summary of a command is cut short, and no bracket has a backslash before it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    said = fednormec_(*path, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert "\\[" not in said.out
+    listed = said.out.partition("\nCommands:\n")[2].splitlines()
+    assert all(re.fullmatch(r"  [a-z]+ +[A-Z][^.]*\.", line) and len(line) <= 80 for line in listed)
+    assert bool(listed) == (path in [(), ("data",), ("federation",)])
+    assert not re.search(r"(\.\.\.|…)$", said.out.partition("Options:")[2], flags=re.M)
+    if not path:
+        assert len(listed) == 13
 
 
 def test_a_terminal_without_greek_letters_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,6 +571,23 @@ def test_a_person_is_told_what_matters(fednormec_: Command, tmp_path: Path) -> N
     assert "privacy        none: no noise was added, the clients' data are not protected" in said.out
     folder = Path("runs") / "not_private-1"
     assert said.out.endswith(f"run folder     {folder}\nreport         {folder / 'report.html'}\n")
+
+
+def test_what_looks_at_clients_says_so_wherever_a_run_is_summed_up(fednormec_: Command, tmp_path: Path) -> None:
+    """At its end and when it is looked at again."""
+    x = X.copy()
+    x[:2] = np.nan
+    np.savez(tmp_path / "holes.npz", x=x, y=Y, client=np.arange(24) // 4)
+    over = sets("data.source=holes.npz", "run.rounds=1", "participation.name=full")
+    first = fednormec_("run", *over, "--out", "out").out
+    assert "left out       1 updates that were not finite  (a look at the clients' data: not private)\n" in first
+    assert fednormec_("run", "--resume", "out").out == first
+    quadratic = fednormec_("run", *sets("problem.name=quadratic", "run.rounds=1")).out
+    assert re.search(r"gradient norm  [\d.e+-]+  \(a look at the clients' data: not private\)\n", quadratic)
+    apart = {"not_private": ["test_accuracy", "test_loss"], "metrics": {"test_accuracy": 0.5, "test_loss": 1.0}}
+    summary = strictly((tmp_path / "out" / "summary.json").read_text()) | {"curve": "", "statement": None} | apart
+    for line in describe(summary).splitlines():
+        assert line.endswith("not private)") == line.startswith(("test accuracy", "test loss"))
 
 
 def test_a_section_without_use_is_mentioned(fednormec_: Command) -> None:

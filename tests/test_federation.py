@@ -1,8 +1,11 @@
 """A federation is the same training: what both sides say and keep, who counts, and what is refused. Real processes are
 tried in federation_processes.py."""
 
+import contextlib
+import io
 import json
 import math
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +25,8 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.run import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fednormec as fn
 from fednormec import checkpoint as checkpoints
@@ -36,6 +41,7 @@ from fednormec.federation.client import Answer, answering, client_app, own_data
 from fednormec.federation.codec import (
     DONE,
     LOST,
+    MOST_TEXT,
     REFUSED,
     Refused,
     Reply,
@@ -49,12 +55,14 @@ from fednormec.federation.codec import (
 )
 from fednormec.federation.making import add, make
 from fednormec.federation.server import longest, on_the_wire, taken
+from fednormec.federation.serving import tell
 from fednormec.federation.settings import Federation, for_client, for_server, read_federation
 from fednormec.federation.store import Kept, Store
 from fednormec.federation.words import besides, promise
 from fednormec.privacy.mechanism import Mechanism
 from fednormec.privacy.statement import state
 from fednormec.runner import Site, go_on, perform
+from fednormec.visible import visible
 
 NAMES = ("north", "south", "east", "west")
 FEATURES, CLASSES, ROUNDS = 5, 3, 6
@@ -468,6 +476,28 @@ def test_hostile_messages_are_refused_and_counted(tmp_path, what):
         assert record(one)["not_private"]["left_out"] == 1
     assert len(hostile.said) == 1
     assert hostile.said[0].startswith("south sent what was refused: ")
+
+
+ORDERS = ["\x1b[2J", "\n", "\r", "\x9b", "\u202e", "\u2028", "\x00", "[red]", "a" * 99]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from(ORDERS) | st.text()))
+def test_a_clients_reason_is_one_line_of_the_servers_log(parts):
+    """Whatever it says, the server's screen shows one note with nothing in it that cannot be seen."""
+    why = "".join(parts)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as log:
+        network = Network(config(run={"rounds": 1, "seed": 3, "dtype": "float64"}), Path(folder))
+        network.said = SimpleNamespace(append=tell)
+        refusing = {"status": REFUSED, "why": why, "message": None}
+        network.between = lambda client, request, reply: reply._replace(**refusing) if client == 1 else reply
+        assert [r.left_out for r in network.rounds()] == [1]
+    text = log.getvalue()
+    assert text.startswith("note: south sent what was refused: it says: ")
+    assert text.endswith(".\n")
+    assert visible(text[:-1]) == text[:-1]
+    assert len(text) < MOST_TEXT + 60
+    assert len(text) > 60 + min(len(visible(why)), MOST_TEXT) - 20
 
 
 def test_an_honest_message_at_the_radius_is_taken():

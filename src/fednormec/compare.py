@@ -14,6 +14,7 @@ from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.results import NO_PRIVACY, PRIVATE, PUBLIC, Group, Spread, higher_is_better
+from fednormec.visible import visible
 
 RANKED_BY = ("test_accuracy", "test_loss", "gradient_norm", "train_loss")
 WINNER = "*"
@@ -210,7 +211,7 @@ def _flat(row: dict[str, Any], above: str = "") -> dict[str, Any]:
             flat |= _flat(value, f"{above}{key}_")
         else:
             several = [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else value
-            flat[above + key] = "; ".join(several) if isinstance(several, list) else value
+            flat[above + key] = visible("; ".join(several)) if isinstance(several, list) else value
     return flat
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fednormec.errors import UserError, at_least_one
+from fednormec.visible import visible
 
 Section = dict[str, Any]
 Config = dict[str, Section]
@@ -271,8 +272,14 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = "".join(f"\\u{ord(c):04x}" if c < " " or c in '"\\\x7f' else c for c in value)
-        return f'"{escaped}"'
+        return f'"{"".join(map(_escaped, value))}"'
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return repr(value)
+
+
+def _escaped(c: str) -> str:
+    """A character of a TOML string, escaped where it must be or where nobody would see it."""
+    if c not in '"\\' and visible(c) == c:
+        return c
+    return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"

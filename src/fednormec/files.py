@@ -2,12 +2,14 @@
 
 import fcntl
 import hashlib
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from fednormec.errors import NotWritten, UserError
 
@@ -101,6 +103,15 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON as the standard has it, in ASCII: a number that is not finite becomes null, wherever it stands.
+
+    >>> to_json({"loss": [1.0, math.nan], "name": "a\x7f"})
+    '{"loss": [1.0, null], "name": "a\\\\u007f"}'
+    """
+    return json.dumps(_finite(content), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
+
+
 def digest(path: Path) -> str:
     """The SHA-256 of a file, or of all files in a folder and their names."""
     found = hashlib.sha256()
@@ -120,3 +131,11 @@ def _said(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotWritten(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -70,7 +70,7 @@ def tallied(cells: int, line: Callable[["News"], str], quiet: bool) -> Iterator[
                 if progress.disable:
                     print(said, file=sys.stderr, flush=True)
                 else:
-                    console.print(line(news), markup=False, highlight=False)
+                    console.print(line(news), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
         yield tell
 

@@ -43,6 +43,7 @@ from fednormec.results import (
     number,
     settings,
 )
+from fednormec.visible import visible, visible_lines
 
 CURVES = ("test_accuracy", "epsilon", "test_loss", "train_loss")
 WATCHED = ("memory_error", "tracking_error", "gradient_norm")
@@ -229,7 +230,7 @@ def _statement(run: Run) -> tuple[str, str, str]:
     claim, *lines = run.statement.split("\n")
     listed = "".join(f"<dt>{_e(name)}</dt><dd>{_e(text)}</dd>" for name, text in _entries(lines))
     claim = claim if not alarm or NOT_PRIVATE in claim else f"{NOT_PRIVATE}: {claim}"
-    whole = f"<details><summary>The statement as text</summary><pre>{_e(run.statement)}</pre></details>"
+    whole = f"<details><summary>The statement as text</summary>{_pre(run.statement)}</details>"
     return alarm, claim, f'<dl class="statement">{listed}</dl>{whole}'
 
 
@@ -301,8 +302,7 @@ def _settings(groups: Sequence[Group]) -> str:
         seeds = ", ".join(str(run.seed) for run in group.runs)
         about = group.label if len(group.runs) == 1 else f"{group.label}: the config with seed {group.runs[0].seed}"
         what = f"All settings of {about}" + (f" (seeds run: {seeds})" if len(group.runs) > 1 else "")
-        text = _toml(group.runs[0])
-        parts.append(f"<details><summary>{_marked(what)}</summary><pre>{_e(text)}</pre></details>")
+        parts.append(f"<details><summary>{_marked(what)}</summary>{_pre(_toml(group.runs[0]))}</details>")
     return "\n".join(parts) if known else "<h2>Settings</h2><p>No config could be read.</p>"
 
 
@@ -370,7 +370,7 @@ def _known(groups: Sequence[Group], metric: str) -> list[Group]:
 def _figure(groups: Sequence[Group], metric: str, width: float, levels: dict[str, float] | None) -> str:
     drawing = svg(draw_curves(groups, metric, levels, (width, 3.1)), metric)
     caption = _caption(_known(groups, metric), metric)
-    labelled = drawing.replace("<svg ", f'<svg role="img" aria-label="{_e(re.sub("<[^>]*>", "", caption))}" ', 1)
+    labelled = drawing.replace("<svg ", f'<svg role="img" aria-label="{re.sub("<[^>]*>", "", caption)}" ', 1)
     return f"<figure>{labelled}<figcaption>{caption}</figcaption></figure>"
 
 
@@ -484,6 +484,10 @@ def _marked(text: object) -> str:
 
 
 def _e(text: object) -> str:
-    """Escaped for a page, without control characters."""
-    plain = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in str(text))
-    return html.escape(plain)
+    """Escaped for a page, with nothing in it that hides or turns what stands beside it."""
+    return html.escape(visible(text))
+
+
+def _pre(text: str) -> str:
+    """The same for a text of several lines."""
+    return f"<pre>{html.escape(visible_lines(text))}</pre>"

@@ -15,10 +15,10 @@ from fednormec.cells import Cell, News, Outcome, run_all, with_own_noise
 from fednormec.config import Config, changed, known
 from fednormec.errors import UserError, at_least_one
 from fednormec.experiment import assemble
+from fednormec.files import to_json
 from fednormec.privacy.mechanism import MOST, NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.results import Group, Run, read_run
-from fednormec.runs import to_json
 
 WORK = {
     "gradient": "one gradient over all local data, a step of length γ",

@@ -14,6 +14,7 @@ import numpy as np
 from fednormec.config import Config
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
+from fednormec.visible import visible
 
 PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
 PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # if the test set is; every other figure looks at clients' data
@@ -69,7 +70,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        return "unfinished" if self.summary is None else str(self.summary.get("status", "done"))
+        return "unfinished" if self.summary is None else visible(self.summary.get("status", "done"))
 
     @property
     def rounds(self) -> int:
@@ -225,7 +226,7 @@ def read_run(path: Path | str) -> Run:
     statement = _text(path / "privacy.txt", problems, must=bool(summary and "private" in summary))
     run = Run(
         path=path,
-        name=printable(path.name or path.resolve().name or str(path)),
+        name=visible(path.name or path.resolve().name or str(path)),
         config=_config(path / "config.toml", problems),
         environment=_json(path / "environment.json", problems) or {},
         summary=summary,
@@ -290,11 +291,6 @@ def number(value: Any) -> float | None:
         return None
 
 
-def printable(text: str) -> str:
-    """The text in one line, with escapes for what no terminal and no page should get."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def _figure(line: dict[str, Any], metric: str) -> float | None:
     for where in (line, _apart(line)):
         if metric in where:
@@ -354,7 +350,7 @@ def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
         names = [label or _folder(group) for group, label in zip(groups, short, strict=True)]
         names = [name if names.count(name) == 1 else group[0].name for group, name in zip(groups, names, strict=True)]
     bad = [any(run.protection == NOT_PRIVATE for run in group) for group in groups]
-    return [printable(name) + f" ({NOT_PRIVATE})" * label for name, label in zip(names, bad, strict=True)]
+    return [visible(name) + f" ({NOT_PRIVATE})" * label for name, label in zip(names, bad, strict=True)]
 
 
 def _method(run: Run) -> str:
@@ -455,7 +451,7 @@ def _told_apart(runs: list[Run]) -> list[Run]:
     for length in (2, 3, 4):
         names = [run.name for run in runs]
         runs = [
-            replace(run, name=printable("/".join(parts[run.path][-length:]))) if names.count(run.name) > 1 else run
+            replace(run, name=visible("/".join(parts[run.path][-length:]))) if names.count(run.name) > 1 else run
             for run in runs
         ]
     return runs

@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -33,6 +32,7 @@ from fednormec.ray_engine import Ray
 from fednormec.resuming import changes, differs, repeated, require_same_config, require_same_data, with_resumption
 from fednormec.runs import RunFolder, default_path, read_json
 from fednormec.summary import summarize
+from fednormec.visible import note
 
 if TYPE_CHECKING:
     from fednormec.privacy.audit import Audit
@@ -131,7 +131,7 @@ def go_on(
     with profiled() if profile else nullcontext() as looking, RunFolder.again(path) as folder:
         finished = folder.finished
         if finished is not None:
-            _tell(f"the run in {path} has come to its end already.")
+            note(f"the run in {path} has come to its end already.")
             tidy(path, int(read(path / "config.toml").get("run", {}).get("keep_checkpoint") is True))
             return _with_texts(finished, folder)
         config = read(path / "config.toml")
@@ -148,7 +148,7 @@ def go_on(
         paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
         rounds = start(experiment, paying, path, checkpoint, again.releases, site.on)
         for said in (*trouble, *changes(begun), f"goes on after round {done} of {experiment.run.rounds}", *again.notes):
-            _tell(f"{said}.")
+            note(f"{said}.")
         folder.go_on_after(done)
         folder.note("environment", with_resumption(begun, done))
         manner = Manner(quiet, tensorboard=tensorboard, profile=profile, stop=stop)
@@ -235,7 +235,7 @@ def _train(
     except Diverged as end:
         ended = str(end)
     for said in () if folder.differs is None else differs(folder.differs, experiment):
-        _tell(f"{said}.")
+        note(f"{said}.")
     statement = _statement(experiment, folder, paying, site.says, ended)
     summary = summarize(experiment, progress.done, progress.latest, folder.path, ended, statement)
     if watch is not None and ended is None:
@@ -266,7 +266,7 @@ def _keep(checkpoints: Checkpoints, folder: RunFolder, r: Round, stop: bool) -> 
         except NotWritten as error:
             if stop:
                 raise
-            _tell(f"{error} The run goes on without this checkpoint.")
+            note(f"{error} The run goes on without this checkpoint.")
     if stop:
         raise Stopped(f"stopped after round {r.number}.")
 
@@ -321,10 +321,6 @@ def _with_texts(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     return math.nan if value is None else value
-
-
-def _tell(said: str) -> None:
-    print(f"note: {said}", file=sys.stderr, flush=True)
 
 
 def _watch(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
@@ -406,4 +402,4 @@ def _spent(r: Round) -> str:
 
 def _mention(unused: tuple[str, ...]) -> None:
     for section in unused:
-        _tell(f"this run has no use for [{section}].")
+        note(f"this run has no use for [{section}].")

@@ -7,7 +7,6 @@ over."""
 
 import hashlib
 import json
-import math
 import platform
 import shlex
 import subprocess
@@ -28,7 +27,7 @@ from fednormec import kernels
 from fednormec.config import Section, dump
 from fednormec.engine import COUNTS, MISSED
 from fednormec.errors import NotWritten, UserError
-from fednormec.files import PART, Lines, digest, replace_text, replaced
+from fednormec.files import PART, Lines, digest, replace_text, replaced, to_json
 from fednormec.privacy.ledger import Ledger
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement
@@ -172,11 +171,6 @@ class RunFolder:
         return records, lines
 
 
-def to_json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON as the standard has it: a number that is not finite becomes null."""
-    return json.dumps(_finite(content), indent=indent, allow_nan=False)
-
-
 def default_path(name: str, under: Path = Path("runs")) -> Path:
     """runs/NAME-1, or the next number that is free."""
     number = 1
@@ -237,12 +231,6 @@ def _fresh(path: Path) -> Lines:
     except (OSError, NotWritten) as error:
         why = getattr(error.__cause__ or error, "strerror", None) or error
         raise UserError(f"the output folder {path} cannot be made: {why}.") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _version(package: str) -> str | None:

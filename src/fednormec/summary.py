@@ -1,12 +1,15 @@
 """How a run ended: as data, for a person, and as a page."""
 
-import sys
+import math
 from pathlib import Path
 from typing import Any
 
 from fednormec.experiment import Experiment
 from fednormec.privacy.statement import Statement
 from fednormec.profile import table
+from fednormec.visible import note, visible
+
+FIGURES = {"test_accuracy": ".1%", "test_loss": ".4f", "train_loss": ".4f", "gradient_norm": ".3e"}
 
 
 def with_report(summary: dict[str, Any]) -> dict[str, Any]:
@@ -21,47 +24,54 @@ def with_report(summary: dict[str, Any]) -> dict[str, Any]:
 
         return summary | {"report": str(write_report([read_run(page.parent)], page))}
     except Exception as error:
-        print(f"note: the report could not be made: {error}", file=sys.stderr)
+        note(f"the report could not be made: {error}")
         return summary
 
 
 def describe(summary: dict[str, Any]) -> str:
     """The summary for a person."""
-    metrics, apart = summary["metrics"], summary.get("not_private", ())
-    warning = "  (on clients' own data: not private)" if "test_loss" in apart else ""
     lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
              f"{summary['parameters']:,} parameters"]  # fmt: skip
-    if "test_accuracy" in metrics:
-        lines.append(f"test accuracy  {metrics['test_accuracy']:.1%}  {summary['curve']}{warning}")
-    if "test_loss" in metrics:
-        lines.append(f"test loss      {metrics['test_loss']:.4f}{warning}")
-    if "train_loss" in metrics:
-        lines.append(f"train loss     {metrics['train_loss']:.4f}  (a look at the clients' data: not private)")
-    if "gradient_norm" in metrics:
-        lines.append(f"gradient norm  {metrics['gradient_norm']:.3e}")
+    for name, form in FIGURES.items():
+        if name in summary["metrics"]:
+            curve = f"  {summary['curve']}" if name == "test_accuracy" else ""
+            shown = _figure(summary["metrics"][name], form)
+            lines.append(f"{name.replace('_', ' '):<15}{shown}{curve}{_looks(name, summary)}")
     guarantee = summary.get("guarantee", {})
     if guarantee:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")
     if summary["left_out"]:
-        lines.append(f"left out       {summary['left_out']} updates that were not finite")
+        lines.append(f"left out       {summary['left_out']} updates that were not finite{_looks('left_out', summary)}")
     if summary["status"] == "budget_spent":
         lines.append(f"stopped        {summary['message']}")
-    lines += [f"privacy        {summary['statement'] or summary['privacy']}", f"run folder     {summary['out']}"]
+    claim, *grounds = (summary["statement"] or summary["privacy"]).split("\n")
+    lines += [f"privacy        {claim}", *(line if line[:2] == "  " else f"  {line}" for line in grounds)]
+    lines.append(f"run folder     {summary['out']}")
     if "report" in summary:
         lines.append(f"report         {summary['report']}")
     if "profile" in summary:
-        lines += ["", table(summary["profile"])]
-    return "\n".join(lines)
+        lines += ["", *table(summary["profile"]).split("\n")]
+    return "\n".join(map(visible, lines))
 
 
 def _guaranteed(guarantee: dict[str, Any]) -> str:
     if not guarantee["covered"]:
         return f"nothing: {guarantee['why_not']}"
     empty = ": vacuous" if guarantee["vacuous"] else ""
+    bound, exact, measured = (_figure(guarantee[key], ".4g") for key in ("bound", "bound_round_by_round", "measured"))
     return (
-        f"min E‖∇f‖ ≤ {guarantee['bound']:.4g}{empty}, round by round {guarantee['bound_round_by_round']:.4g}; "
-        f"least of {guarantee['models_measured']} models measured {guarantee['measured']:.4g}  (not private)"
+        f"min E‖∇f‖ ≤ {bound}{empty}, round by round {exact}; "
+        f"least of {guarantee['models_measured']} models measured {measured}  (not private)"
     )
+
+
+def _figure(value: float | None, form: str) -> str:
+    """A figure of a run, or of a summary that was read back, where null is one that was not finite."""
+    return format(value, form) if value is not None and math.isfinite(value) else "not finite"
+
+
+def _looks(name: str, summary: dict[str, Any]) -> str:
+    return "  (a look at the clients' data: not private)" if name in summary["not_private"] else ""
 
 
 def summarize(

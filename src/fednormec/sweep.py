@@ -15,9 +15,11 @@ from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.privacy.tuning import Price, price_of, price_text
 from fednormec.results import PUBLIC, Spread, higher_is_better, number, spread_of
+from fednormec.visible import visible
 
 SEED = "run.seed"
 ACCURACY, LOSS = "test_accuracy", "train_loss"
+SHOWN = {ACCURACY: "accuracy {:.1%}", LOSS: "loss {:.4f}"}  # of a cell that ended: the first that it has
 
 
 class Row(NamedTuple):
@@ -86,7 +88,7 @@ def price(outcomes: Sequence[Outcome], folder: Path) -> Price | None:
 
 def text(done: Sweep) -> str:
     """The table for a terminal, the best cell, the price, and what failed."""
-    head = ["", *_columns(done), "seeds", _title(done), "ε"]
+    head = ["", *map(visible, _columns(done)), "seeds", _title(done), "ε"]
     body = [[("*" if row is done.best else ""), *_cells_of(row, done), _value(row), _epsilon(row)] for row in done.rows]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -96,7 +98,7 @@ def text(done: Sweep) -> str:
     lines += [f"tuning    {line}" for line in ([] if done.price is None else [price_text(done.price)])]
     lines += [f"failed    {outcome.cell.name}: {outcome.error}" for outcome in done.failed]
     lines += [f"folder    {done.folder}  (table.csv, table.md; fednormec report {done.folder})"]
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def facts(done: Sweep) -> dict[str, Any]:
@@ -122,12 +124,11 @@ def line(news: News) -> str:
     ended = news.ended
     assert ended is not None
     if ended.summary is None:
-        return f"{ended.cell.name}: failed: {ended.error}"
-    apart = ended.summary.get("not_private", ()) if "epsilon" in ended.summary else ()
-    known = {metric: number(ended.summary["metrics"].get(metric)) for metric in (ACCURACY, LOSS)}
-    texts = {ACCURACY: "accuracy {:.1%}", LOSS: "loss {:.4f}"}
-    said = [texts[m].format(v) + " (not private)" * (m in apart) for m, v in known.items() if v is not None]
-    return f"{ended.cell.name}: " + " ".join([*said[:1], *(["diverged"] if ended.status == "diverged" else [])])
+        return visible(f"{ended.cell.name}: failed: {ended.error}")
+    metrics, apart = ended.summary["metrics"], ended.summary.get("not_private", ())
+    found = [(name, value) for name in SHOWN if (value := number(metrics.get(name))) is not None]
+    shown = [SHOWN[name].format(value) + " (not private)" * (name in apart) for name, value in found[:1]]
+    return visible(f"{ended.cell.name}: " + " ".join([*shown, *(["diverged"] if ended.status == "diverged" else [])]))
 
 
 def check_settings(cells: Sequence[Cell]) -> None:
@@ -211,7 +212,7 @@ def _columns(done: Sweep) -> list[str]:
 
 def _cells_of(row: Row, done: Sweep) -> list[str]:
     seeds = str(0 if row.value is None else row.value.runs)
-    return [*(plain(row.settings.get(key, "")) for key in _columns(done)), seeds]
+    return [*(visible(plain(row.settings.get(key, ""))) for key in _columns(done)), seeds]
 
 
 def _value(row: Row) -> str:
@@ -236,7 +237,8 @@ def _without_stream(config: Config) -> Config:
 
 
 def _write_table(done: Sweep) -> None:
-    head = [*_columns(done), "seeds", f"{_title(done)} mean", "std", "min", "max", "epsilon", "trouble"]
+    figures = [f"{_title(done)} mean", "std", "min", "max", "epsilon", "trouble"]
+    head = [*map(visible, _columns(done)), "seeds", *figures]
     lines = []
     for row in done.rows:
         value = [""] * 4 if row.value is None else [f"{v:.6g}" for v in row.value[:4]]

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from fednormec.commands import Command, Group
 from fednormec.errors import Stopped, UserError
+from fednormec.visible import visible
 
-HELP = """Train with clients that are other people's machines, with Flower as the transport.
+HELP = """Train with clients that are other people's machines. Flower is the transport.
 
 One party makes the federation's folder and hands each client its own; the clients keep their data.
 
@@ -20,7 +22,7 @@ Examples:
   fednormec federation serve fed
   fednormec federation join fed/clients/client-1 --data mine.npz
 """
-INIT_HELP = """Make the folder of a federation: settings, a certificate for the server, a key pair for every client.
+INIT_HELP = """Make the folder of a federation. It holds settings, the certificate of the server, keys for all clients.
 
 DIR/clients/NAME is for the client of that name: send it there and delete it here. CONFIG is a TOML file as for
 `fednormec run`; its [data] is not used, each client brings its own.
@@ -49,7 +51,7 @@ Examples:
   fednormec federation serve fed --out runs/second           a new run with the same clients
   fednormec federation serve fed --forget-memories           go on, all clients' and the server's memories at zero
 """
-JOIN_HELP = """Take part as the client whose folder DIR is, with your own data, which stay on this machine.
+JOIN_HELP = """Take part in a federation with your own data. They stay on this machine; DIR is this client's folder.
 
 Data are a .npz file with x and y, or a function that returns both: module:function or file.py:function. The same
 command goes on after a crash: the memory is in DIR.
@@ -61,7 +63,7 @@ Examples:
   fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
 """
 
-app = typer.Typer(help=HELP, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(help=HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="The federation's folder.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS; on this machine alone.")]
 NotPrivate = Annotated[
@@ -81,7 +83,7 @@ def require_flower() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-@app.command(help=INIT_HELP)
+@app.command(help=INIT_HELP, cls=Command)
 def init(
     folder: Folder,
     config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: a private one.")] = None,
@@ -99,12 +101,12 @@ def init(
     except ValueError:
         raise UserError(f"--inputs takes whole numbers with commas, such as 1,28,28, not '{inputs}'.") from None
     made = make(Path(folder), names, shape, classes, address, None if config is None else Path(config))
-    print(f"{made / 'federation.toml'}: the settings; every client has a copy")
+    print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:
-        print(f"{made / CLIENTS / name}: for {name}; send it there and delete it here")
+        print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
 
 
-@app.command(help=ADD_HELP)
+@app.command(help=ADD_HELP, cls=Command)
 def add(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The client's name.")],
@@ -114,12 +116,12 @@ def add(
     from fednormec.federation.making import add as put
 
     made = put(Path(folder), name, None if key is None else Path(key))
-    print(f"{name} is on the roster; send every client the new {Path(folder) / 'federation.toml'}")
+    print(visible(f"{name} is on the roster; send every client the new {Path(folder) / 'federation.toml'}"))
     if made is not None:
-        print(f"{made}: for {name}; send it there and delete it here")
+        print(visible(f"{made}: for {name}; send it there and delete it here"))
 
 
-@app.command(help=SERVE_HELP)
+@app.command(help=SERVE_HELP, cls=Command)
 def serve(
     folder: Folder,
     out: Annotated[str | None, typer.Option(help="The run's folder.", show_default="DIR/run")] = None,
@@ -139,8 +141,8 @@ def serve(
     require_flower()
     from fednormec.federation.serving import Serving
     from fednormec.federation.serving import serve as train
+    from fednormec.files import to_json
     from fednormec.interrupts import asked_to_stop
-    from fednormec.runs import to_json
     from fednormec.summary import describe, with_report
 
     how = Serving(
@@ -153,7 +155,7 @@ def serve(
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
 
 
-@app.command(help=JOIN_HELP)
+@app.command(help=JOIN_HELP, cls=Command)
 def join(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder that was made for this client.")],
     data: Annotated[str, typer.Option(help="A .npz file, or module:function, or file.py:function.")],

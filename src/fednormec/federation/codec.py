@@ -12,6 +12,8 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
+from fednormec.visible import visible
+
 ABOUT, VECTORS = "about", "vectors"
 DONE, LOST, REFUSED = "done", "lost", "refused"
 NUMPY: dict[torch.dtype, str] = {torch.float32: "<f4", torch.float64: "<f8"}
@@ -110,7 +112,7 @@ def read_reply(content: RecordDict, size: int, dtype: torch.dtype) -> Reply:
     """A reply with or without a message of `size` numbers."""
     about = _record(content, ABOUT)
     message = unpacked(_value(about, "message", bytes), size, dtype, "the message") if "message" in about else None
-    status, why = _value(about, "status", str), _value(about, "why", str)[:MOST_TEXT]
+    status, why = _value(about, "status", str), visible(_value(about, "why", str), MOST_TEXT)
     if status not in (DONE, LOST, REFUSED):
         raise Refused("its status is unknown")
     return Reply(_count(about, "round"), _value(about, "nonce", bytes), status, why, message)

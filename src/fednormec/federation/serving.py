@@ -3,7 +3,6 @@
 import json
 import secrets
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
@@ -32,17 +31,18 @@ from fednormec.federation.settings import (
     split_address,
 )
 from fednormec.federation.words import besides, promise
-from fednormec.files import Lines, replace_text
+from fednormec.files import Lines, replace_text, to_json
 from fednormec.privacy.mechanism import Plan
 from fednormec.randomness import generator
 from fednormec.runner import Site, go_on, perform
 from fednormec.runs import read_json
+from fednormec.visible import note
 
 FACTS, RUN = "federation.json", "run"
 
 
 def tell(said: str) -> None:
-    print(f"note: {said}.", file=sys.stderr, flush=True)
+    note(f"{said}.")
 
 
 class Serving(NamedTuple):
@@ -191,7 +191,7 @@ def _trained(
         summary = perform(read_federation(folder), out.name, out, how.quiet, stop=stop, site=site)
     run = grid.run
     facts = {"training": _training(out), "bytes_sent": run.bytes_sent, "bytes_received": run.bytes_recv}
-    replace_text(out / FACTS, json.dumps(facts, indent=2) + "\n")
+    replace_text(out / FACTS, to_json(facts, indent=2) + "\n")
     return summary
 
 
@@ -199,7 +199,7 @@ def _training(out: Path) -> str:
     """The name of this training, by which clients know their memory of it: made once, kept in its folder."""
     path = out / FACTS
     if not path.exists():
-        replace_text(path, json.dumps({"training": secrets.token_hex(16)}) + "\n")
+        replace_text(path, to_json({"training": secrets.token_hex(16)}) + "\n")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["training"]
         if isinstance(found, str) and found.isalnum():

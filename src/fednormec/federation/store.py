@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednormec.errors import UserError
-from fednormec.files import replace_text, replaced
+from fednormec.files import replace_text, replaced, to_json
 
 FORMAT = "fednormec client 1"
 COUNTS = ("round", "base", "sent")
@@ -99,7 +99,7 @@ class Releases:
 
     def add(self) -> None:
         """One more, on the disk when this returns."""
-        replace_text(self.path, json.dumps({"releases": self.count() + 1}) + "\n")
+        replace_text(self.path, to_json({"releases": self.count() + 1}) + "\n")
 
 
 def _digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.errors import UserError
-from fednormec.files import Lines
+from fednormec.files import Lines, to_json
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Hidden, Open, Release
 from fednormec.privacy.mechanism import Plan, require_delta
@@ -47,12 +47,11 @@ class Ledger:
         release = self._plan.mechanism.release()
         kind = "hidden" if isinstance(release, Hidden) else "open"
         about = {"rounds_before": self._plan.rounds_before, "config": self._config}
-        return json.dumps({"release": {"kind": kind, **release._asdict()}, **about})
+        return to_json({"release": {"kind": kind, **release._asdict()}, **about})
 
     def _line(self, number: int, releases: int) -> str:
         spent = self._plan.spent(releases)
-        reached = spent if math.isfinite(spent) else None
-        return json.dumps({"round": number, "epsilon": reached, "delta": self._plan.delta, **self._plan.label})
+        return to_json({"round": number, "epsilon": spent, "delta": self._plan.delta, **self._plan.label})
 
     def _take_up(self) -> list[str]:
         """The lines that are there. One that was cut off was never released, and is completed: a ledger only grows."""
