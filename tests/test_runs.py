@@ -1,8 +1,11 @@
 """The run folder: what was asked, where, what happened and how it ended; enough to get the same bits again."""
 
+import io
 import json
 import math
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import fednormec as fn
+from fednormec.cells import News
 from fednormec.config import read
 from fednormec.data import split
 from fednormec.errors import UserError
@@ -21,7 +25,7 @@ from fednormec.experiment import assemble, start
 from fednormec.files import to_json
 from fednormec.models import MODELS
 from fednormec.problems.base import Metrics
-from fednormec.progress import figures, sparkline
+from fednormec.progress import counted, figures, shown, sparkline, tallied
 from fednormec.randomness import generator
 from fednormec.runner import perform
 from fednormec.runs import RunFolder, default_path, environment
@@ -305,3 +309,65 @@ def test_the_summary_says_what_idle_clients_really_did(method, idle, tmp_path):
     config = read(PLAIN, [f"method.name={method}", "run.rounds=1", "data.clients=3"])
     summary = perform(config, "idle", tmp_path / "out", quiet=True)
     assert (summary["participation"], summary["idle"]) == ("poisson(0.25)", idle)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, width: int, draw: Callable[[], object]) -> list[str]:
+    """The last picture that a terminal of such a width shows, line by line."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    draw()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    return text.split("\r")[-1].splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("spent", ["ε 3.99", "ε 4.33e+06 NOT PRIVATE", None])
+@pytest.mark.parametrize("measured", [{}, {"test_accuracy": 0.912, "test_loss": 0.4567}])
+def test_the_bar_gives_way_and_no_word_is_cut(
+    monkeypatch: pytest.MonkeyPatch, width: int, spent: str | None, measured: dict[str, float]
+) -> None:
+    def draw() -> None:
+        with shown(300, quiet=False) as show:
+            show(123, Metrics(measured, {"train_loss": 0.3}), spent)
+            show(124, None, spent)
+
+    lines = drawn(monkeypatch, width, draw)
+    assert all(len(line) <= width for line in lines)
+    words = " ".join(" ".join(lines).split())
+    assert "…" not in words
+    assert words.startswith("round 124/300 ")
+    assert ("accuracy 91.2%" if measured else "loss 0.3000") in words
+    assert (spent or "") in words
+    kinds = r"━+╸?|╺|[\d.]+ (rounds/s|s/round)|ETA \d\d:\d\d|accuracy 91.2%|(test )?loss 0.\d{4}|\(not private\)"
+    assert re.fullmatch(rf"round 124/300( ({kinds}|{re.escape(spent or 'ε')}))+", words)
+    if width >= 60 and (measured or spent != "ε 4.33e+06 NOT PRIVATE"):
+        assert len(lines) == 1
+        assert "━" in words
+    assert any((spent or "") in line for line in lines)
+    if width == 120:
+        assert re.search(r"s ETA|round ETA", words)
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_the_bars_of_many_runs_and_of_a_download_are_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    def cells() -> None:
+        with tallied(12, lambda news: "", quiet=False) as tell:
+            tell(News(0, 1200, None, 0))
+            tell(News(600, 1200, None, 6))
+
+    def download() -> None:
+        with counted("fetching fashion_mnist", quiet=False) as show:
+            show(1, 4)
+
+    (line,) = drawn(monkeypatch, width, cells)
+    assert re.fullmatch(r"6/12 cells ━+╸? +50%( ETA \d\d:\d\d)?( after \d\d:\d\d)?", line)
+    assert ("ETA" in line) == ("after" in line) == (width > 30) or (width == 30 and "after" not in line)
+    (line,) = drawn(monkeypatch, width, download)
+    assert re.fullmatch(r"fetching fashion_mnist( ━*╸? +| )25%( ETA \d\d:\d\d)?", line)

@@ -3,17 +3,21 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 from fednormec.problems.base import Metrics
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from fednormec.cells import News
 
 Show = Callable[[int, Metrics | None, str | None], None]
 BARS = "▁▂▃▄▅▆▇█"
+SHORTEST, LONGEST = 3, 40  # columns of a bar
+FIGURES = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}", "train_loss": "loss {:.4f}"}
 
 
 @contextmanager
@@ -35,12 +39,21 @@ def counted(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    started, at, of = time.perf_counter(), 0, 0
 
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    def drawn() -> Drawn:
+        if not of:
+            return Drawn(what, None, [[]])
+        left = _left(of - at, at, time.perf_counter() - started)
+        return Drawn(what, at / of, [[f"{at / of:.0%}", f"ETA {left}"], [f"{at / of:.0%}"]])
+
+    with _line(drawn):
+
+        def show(done: int, total: int) -> None:
+            nonlocal at, of
+            at, of = done, total
+
+        yield show
 
 
 @contextmanager
@@ -49,28 +62,25 @@ def tallied(cells: int, line: Callable[["News"], str], quiet: bool) -> Iterator[
     if quiet:
         yield lambda news: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    started, before, at, of, ended = time.perf_counter(), -1, 0, 0, 0
 
-    started, before, console = time.perf_counter(), [-1], Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
-               TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(f"0/{cells} cells")
+    def drawn() -> Drawn:
+        passed, share = time.perf_counter() - started, at / of if of else 0.0
+        rest = [f"{share:.0%}", f"ETA {_left(of - at, at - before, passed)}"]
+        return Drawn(f"{ended}/{cells} cells", share, [[*rest, f"after {_clock(passed)}"], rest, rest[:1]])
+
+    with _line(drawn) if sys.stderr.isatty() else nullcontext() as console:
 
         def tell(news: "News") -> None:
-            before[0] = news.rounds if before[0] < 0 else before[0]  # what an earlier command did tells no speed
-            progress.update(
-                task, completed=news.rounds, total=news.total, description=f"{news.cells_ended}/{cells} cells"
-            )
-            if news.ended is not None:
-                spent = time.perf_counter() - started
-                left = spent * (news.total - news.rounds) / max(1, news.rounds - before[0])
-                said = f"{news.cells_ended}/{cells}  {spent:.0f} s, {left:.0f} s left  {line(news)}"
-                if progress.disable:
-                    print(said, file=sys.stderr, flush=True)
-                else:
-                    console.print(line(news), markup=False, highlight=False, emoji=False, soft_wrap=True)
+            nonlocal before, at, of, ended
+            at, of, ended = news.rounds, news.total, news.cells_ended
+            before = at if before < 0 else before  # what an earlier command did tells no speed
+            if news.ended is not None and console is not None:
+                console.print(line(news), markup=False, highlight=False, emoji=False, soft_wrap=True)
+            elif news.ended is not None:
+                passed = time.perf_counter() - started
+                left = passed * (of - at) / max(1, at - before)
+                print(f"{ended}/{cells}  {passed:.0f} s, {left:.0f} s left  {line(news)}", file=sys.stderr, flush=True)
 
         yield tell
 
@@ -80,14 +90,17 @@ def figures(metrics: Metrics, private: bool) -> str:
 
     Beside an ε nothing that looks at clients' data is shown without saying so.
     """
-    named = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}"}
-    public, own = ([text.format(found[key]) for key, text in named.items() if key in found] for found in metrics)
-    if "train_loss" not in metrics.not_private:  # of clients that are elsewhere
-        return "  ".join(public)
-    loss = f"loss {metrics.not_private['train_loss']:.4f}"
-    if private:
-        return "  ".join(public) or f"{[*own, loss][0]} (not private)"
-    return "  ".join([loss, *[*public, *own][:1]])
+    return "  ".join(_figures(metrics, private))
+
+
+def _figures(metrics: Metrics, private: bool) -> list[str]:
+    known, mark = metrics.public | metrics.not_private, " (not private)" if private else ""
+    marks = {key: mark * (key in metrics.not_private) for key in FIGURES if key in known}
+    shown = {key: FIGURES[key].format(known[key]) + mark for key, mark in marks.items()}
+    loss = shown.pop("train_loss", None)  # missing of clients that are elsewhere
+    if loss is None or (private and shown):
+        return list(shown.values())
+    return [loss, *list(shown.values())[:1]]
 
 
 def pace(rounds: int, seconds: float) -> str:
@@ -111,29 +124,93 @@ def sparkline(values: list[float], width: int = 40) -> str:
     return "".join(BARS[round((v - low) / ((high - low) or 1) * (len(BARS) - 1))] for v in picked)
 
 
+class Drawn(NamedTuple):
+    """A line on a terminal: how it begins, how much of its bar is full (None where nobody knows), and what stands
+    behind that, the whole of it first and then ever less of it for narrower terminals."""
+
+    begins: str
+    share: float | None
+    ends: Sequence[Sequence[str]]
+
+
+def fitted(drawn: Drawn, width: int) -> tuple[str, int, str]:
+    """What stands before the bar, the bar's length and what stands behind it: as much as has room beside a bar. Where
+    there is no room for one, the least, part by part in as many lines as it takes.
+
+    >>> fitted(Drawn("round 2/9", 0.2, [["1.0 rounds/s", "ETA 00:07"], ["ETA 00:07"]]), 26)
+    ('round 2/9', 6, 'ETA 00:07')
+    """
+    for parts in drawn.ends:
+        room = width - len(" ".join([drawn.begins, *parts])) - 1
+        if room >= SHORTEST:
+            return drawn.begins, min(room, LONGEST), " ".join(parts)
+    lines = [drawn.begins]
+    for part in drawn.ends[-1]:
+        lines[len(lines) - 1 :] = [f"{lines[-1]} {part}"] if len(lines[-1]) + len(part) < width else [lines[-1], part]
+    return "\n".join(lines), 0, ""
+
+
+@contextmanager
+def _line(drawn: Callable[[], Drawn]) -> Iterator["Console"]:
+    """A line on stderr that is drawn anew all the time, in the width that the terminal then has."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(stderr=True)
+
+    def row() -> "RenderableType":
+        now = drawn()
+        begins, bar, ends = fitted(now, console.width)
+        if not bar:
+            return Text(begins)
+        filled = ProgressBar(None if now.share is None else 1.0, now.share or 0.0, bar)
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_row(Text(begins, no_wrap=True), filled, Text(ends, no_wrap=True))
+        return grid
+
+    with Live(get_renderable=row, console=console):
+        yield console
+
+
 @contextmanager
 def _bar(rounds: int, begun: int) -> Iterator[Show]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column
+    started, done, said, paid = time.perf_counter(), begun, list[str](), ""
 
-    whole = Column(no_wrap=True)  # where the terminal is narrow the bar gives way
-    columns = (
-        TextColumn("round"), MofNCompleteColumn(table_column=whole), BarColumn(), TextColumn("{task.fields[speed]}"),
-        TextColumn("ETA"), TimeRemainingColumn(compact=True, table_column=whole),
-        TextColumn("{task.fields[figures]}"), TextColumn("{task.fields[spent]}", table_column=whole),
-    )  # fmt: skip
-    started = time.perf_counter()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=rounds, completed=begun, speed="", figures="", spent="")
+    def drawn() -> Drawn:
+        passed = time.perf_counter() - started
+        speed = [pace(done - begun, passed)] if done > begun else []
+        eta, main = f"ETA {_left(rounds - done, done - begun, passed)}", sorted(said, key=_less)[:1]
+        spent = [paid] if paid else []
+        whole = ["  ".join(said)] if said else []
+        ways = [[*speed, eta, *whole, *spent], [eta, *whole, *spent], [eta, *main, *spent], [*main, *spent]]
+        return Drawn(f"round {done}/{rounds}", done / rounds, ways)
+
+    with _line(drawn):
 
         def show(number: int, metrics: Metrics | None, spent: str | None) -> None:
-            speed = pace(number - begun, time.perf_counter() - started)
-            progress.update(task, completed=number, speed=speed, spent=spent or "")
-            if metrics is not None:
-                progress.update(task, figures=figures(metrics, spent is not None))
+            nonlocal done, said, paid
+            done, paid = number, spent or ""
+            said = said if metrics is None else _figures(metrics, spent is not None)
 
         yield show
+
+
+def _less(figure: str) -> bool:
+    """What stands back where there is room for one figure."""
+    return not figure.startswith("accuracy")
+
+
+def _left(rounds: int, done: int, passed: float) -> str:
+    """How long so many more take, at the pace of those that are done."""
+    return _clock(passed * rounds / done) if done > 0 else "--:--"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes:02d}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def _lines(rounds: int, begun: int) -> Show:
