@@ -723,3 +723,39 @@ def test_methods_and_models_are_listed(fednormec_: Command, command: str, table:
 
 def test_the_version_is_the_packages(fednormec_: Command) -> None:
     assert fednormec_("--version") == (0, f"fednormec {fn.__version__}\n", "")
+
+
+PRIVACY = "privacy --clients 9 --rounds 2 --p 0.5 --trust central"
+FEW = "--set run.rounds=3 --set problem.clients=3 --set privacy.noise_std=1"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"{PRIVACY} --epsilon 1e-20 --calibration paper", "the paper's formula gives noise of std"),
+        (f"{PRIVACY} --epsilon 1e308 --calibration paper", "ask for another epsilon."),
+        (f"{PRIVACY} --noise-std 1 --total-norm {10**30}", "ask for fewer dimensions."),
+        ("run --set privacy.epsilon=1e-20 --set privacy.calibration=paper", "the paper's formula gives noise of std"),
+        ("run --set privacy.epsilon=99999999999999999999", "a whole number in it does not fit 64 bits; write"),
+        ("sweep --over run.seed=[99999999999999999999]", "a whole number in it does not fit 64 bits; write"),
+        ("audit --set privacy.noise_std=1 --canaries 999999999999", "an audit takes at most 1,000,000,000 canaries"),
+        (f"theory --set participation.p=1e-320 {FEW}", "which is 0 for p = 9.99989e-321: ask for a larger one."),
+    ],
+)  # fmt: skip
+def test_an_error_speaks_of_what_was_given(fednormec_: Command, command: str, said: str) -> None:
+    """Not of the noise, the clients or the text that it was turned into."""
+    found = fednormec_(*command.split())
+    assert (found.code, found.out) == (2, "")
+    assert said in sentence(found.err)
+    assert not re.search("noise_std|number of clients|must be a number", found.err)
+
+
+@pytest.mark.parametrize(("option", "value"), [("epsilon", "1e308"), ("p", "1e-320")])
+def test_an_extreme_target_is_answered_where_the_papers_formula_is_not(
+    fednormec_: Command, option: str, value: str
+) -> None:
+    asked = {"--clients": "9", "--rounds": "2", "--trust": "central", "--adjacency": "zero_out", "--epsilon": "4"}
+    asked |= {"--p": "0.5"} | {f"--{option}": value}
+    found = fednormec_("privacy", *(word for pair in asked.items() for word in pair))
+    assert (found.code, found.err) == (0, "")
+    assert re.search(r"the paper's σ = .* is .*, beyond what can be accounted\n$", found.out)

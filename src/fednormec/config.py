@@ -137,6 +137,8 @@ def overridden(text: str, option: str = "--set", example: str = "method.beta=0.1
         raise UserError(f"{option} takes text in UTF-8, not '{text}'.")
     try:
         return section, key, _loads(f"value = {value}")["value"]
+    except _TooLarge as error:
+        raise UserError(f"{option} {text}: {error}; write it as 1e20, say, where any number will do.") from None
     except ValueError:
         return section, key, value.strip()
 
@@ -230,12 +232,16 @@ def _kept_from(old: Any, new: Any, settings: Section) -> set[str]:
     return set(settings) if all(built_in) else set()
 
 
+class _TooLarge(ValueError):
+    """A whole number that TOML has no room for."""
+
+
 def _loads(text: str) -> dict[str, Any]:
     """tomllib.loads, with ValueError for anything that cannot be used: TOML's whole numbers have 64 bits."""
     try:
         content = tomllib.loads(text)
         if _too_large(content):
-            raise ValueError("a whole number in it does not fit 64 bits")
+            raise _TooLarge("a whole number in it does not fit 64 bits")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return content

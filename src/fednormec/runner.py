@@ -23,7 +23,7 @@ from fednormec.experiment import (
     start,
     with_workers,
 )
-from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
+from fednormec.privacy.mechanism import MOST, NOT_PRIVATE, Plan
 from fednormec.privacy.statement import Statement, state, up
 from fednormec.profile import Profile, profiled, stage
 from fednormec.progress import counted, shown, sparkline
@@ -375,6 +375,8 @@ def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -
     """The audit of what a config describes: of its mechanism, or of one training with canaries."""
     from fednormec.privacy.audit import audit_mechanism, audit_training
 
+    if canaries is not None and canaries > MOST:
+        raise UserError(f"an audit takes at most {MOST:,} canaries, not {canaries:,}.")
     experiment = assemble(config)
     problem, algorithm, privacy, rounds = (
         experiment.problem, experiment.algorithm, experiment.privacy, experiment.run.rounds,

@@ -20,6 +20,7 @@ TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
 ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
 PAPER, TOTAL_NORM = "paper", "total_norm"
 NOT_PRIVATE = "NOT PRIVATE"
+LEAST_NOISE, MOST_NOISE = 1e-12, 1e12
 MOST = 10**9  # beyond it binomial tails are no longer numbers
 
 
@@ -106,7 +107,7 @@ class Mechanism:
         if m > MOST:
             raise UserError(f"accounting goes up to {MOST:,} clients, not {m:,}.")
         positive("noise_std", self.noise_std)
-        if not 1e-12 <= self.noise_std <= 1e12:
+        if not LEAST_NOISE <= self.noise_std <= MOST_NOISE:
             raise UserError(f"noise_std must lie between 1e-12 and 1e12, not {self.noise_std}.")
         positive("radius", self.radius)
         non_negative("rounding", self.rounding)
@@ -250,11 +251,12 @@ def plan(
     affordable = rounds
     if paper and asked.epsilon is not None:
         std = paper_noise_std(asked.epsilon, asked.delta, participation.rate(num_clients), rounds)
-        mechanism = replace(mechanism, noise_std=std)
+        mechanism = replace(mechanism, noise_std=require_noise(std, "the paper's formula", "another epsilon"))
     elif asked.noise_std is None and asked.epsilon is not None:
         mechanism = mechanism.calibrate(asked.epsilon, asked.delta, before + rounds)
     if asked.noise_scale == TOTAL_NORM:
-        mechanism = replace(mechanism, noise_std=mechanism.noise_std / math.sqrt(dim))
+        std = mechanism.noise_std / math.sqrt(dim)
+        mechanism = replace(mechanism, noise_std=require_noise(std, "noise by total norm", "more noise"))
     if budget is not None and asked.noise_std is not None:
         affordable = max(0, mechanism.affordable(before + rounds, budget, asked.delta) - before)
         if not affordable:
@@ -268,6 +270,14 @@ def plan(
         mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM,
         asked.settings_from_data,
     )  # fmt: skip
+
+
+def require_noise(std: float, by: str, instead: str) -> float:
+    """The noise that something asked for comes to, if accounting can tell its ε."""
+    if not LEAST_NOISE <= std <= MOST_NOISE:
+        raise UserError(f"{by} gives noise of std {std:g}, and accounting goes from {LEAST_NOISE:g} to {MOST_NOISE:g}: "
+                        f"ask for {instead}.")  # fmt: skip
+    return std
 
 
 def require_delta(delta: float) -> float:

@@ -11,6 +11,8 @@ from fednormec.privacy.accounting import Accountant, tuned_epsilon
 from fednormec.privacy.calibrate import paper_noise_std
 from fednormec.privacy.mechanism import (
     ADJACENCIES,
+    LEAST_NOISE,
+    MOST_NOISE,
     NOT_PRIVATE,
     PAPER,
     TRUSTS,
@@ -18,6 +20,7 @@ from fednormec.privacy.mechanism import (
     Mechanism,
     Trust,
     require_delta,
+    require_noise,
 )
 from fednormec.privacy.statement import up
 
@@ -78,7 +81,10 @@ class Question:
         std = self.noise_std
         if self.calibration == PAPER and self.epsilon is not None:
             std = paper_noise_std(self.epsilon, self.delta, self.participation.rate(self.clients), self.rounds)
-        return std if std is None or self.total_norm is None else std / math.sqrt(self.total_norm)
+            std = require_noise(std, "the paper's formula", "another epsilon")
+        if std is None or self.total_norm is None:
+            return std
+        return require_noise(std / math.sqrt(self.total_norm), f"σ/√{self.total_norm}", "fewer dimensions")
 
 
 class Row(NamedTuple):
@@ -150,6 +156,8 @@ def text(question: Question, answers: list[Row]) -> str:
 def _paper(question: Question, epsilon: float) -> str:
     q = question
     std = paper_noise_std(epsilon, q.delta, q.participation.rate(q.clients), q.rounds)
+    if not LEAST_NOISE <= std <= MOST_NOISE:
+        return f"the paper's σ = p √(rounds log 1/δ)/ε is {std:.4g}, beyond what can be accounted"
     true = Mechanism(q.clients, q.participation, std).epsilon(q.rounds, q.delta)
     return (
         f"the paper's σ = p √(rounds log 1/δ)/ε is {std:.4g}: "

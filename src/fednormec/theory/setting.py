@@ -185,6 +185,10 @@ def round_noise(clients: int, dim: int, p: float, mechanism: Mechanism | None = 
         return Noise(sampling, 0.0)
     total = dim * (mechanism.noise_std * mechanism.radius * (1 + mechanism.rounding)) ** 2
     senders = p * clients
+    if not (senders**2):
+        raise UserError(
+            f"the theory divides by the square of p x clients, which is 0 for p = {p:g}: ask for more of p."
+        )
     return Noise(sampling, total / senders if mechanism.trust != "central" else total / senders**2)
 
 
