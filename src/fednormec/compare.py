@@ -29,16 +29,22 @@ class Table(NamedTuple):
 
 
 def ranked(groups: Sequence[Group]) -> list[Group]:
-    """The best first, by the first figure of RANKED_BY that any has; those without it last, as they came."""
+    """The best first, by the first figure of RANKED_BY that any has; those without it last, as they came. Beside
+    private runs those that protect nobody come after them, for reference."""
     metric = ranking(groups)
     sign = -1 if higher_is_better(metric) else 1
 
-    def place(group: Group) -> tuple[bool, float]:
+    def place(group: Group) -> tuple[bool, bool, float]:
         found = group.final(metric)
         known = found is not None and math.isfinite(found.mean)
-        return (not known, sign * found.mean if found is not None and known else 0.0)
+        return (is_reference(group, groups), not known, sign * found.mean if found is not None and known else 0.0)
 
     return sorted(groups, key=place)
+
+
+def is_reference(group: Group, groups: Sequence[Group]) -> bool:
+    """Whether this one protects nobody, beside others that do."""
+    return group.protection != PRIVATE and any(other.protection == PRIVATE for other in groups)
 
 
 def ranking(groups: Sequence[Group]) -> str:
@@ -51,6 +57,12 @@ def winner(groups: Sequence[Group]) -> Group | None:
     first = ranked(groups)[0]
     found = first.final(ranking(groups))
     return first if len(groups) > 1 and found is not None and math.isfinite(found.mean) else None
+
+
+def reference(groups: Sequence[Group]) -> Group | None:
+    """The best run without privacy, where private ones stand beside it."""
+    ranked_last = (g for g in ranked(groups) if is_reference(g, groups) and g.protection == NO_PRIVACY)
+    return next(ranked_last, None)
 
 
 def table(groups: Sequence[Group]) -> Table:
@@ -167,7 +179,10 @@ def _count(value: float | None) -> str:
 def _notes(groups: Sequence[Group], best: Group | None, decisive: str, delta: float | None) -> list[str]:
     notes = []
     if best is not None:
-        notes.append(f"{WINNER} the best final {title(decisive, groups)}.")
+        of = " of the private runs" if any(is_reference(group, groups) for group in groups) else ""
+        notes.append(f"{WINNER} the best final {title(decisive, groups)}{of}.")
+    if (found := reference(groups)) is not None:
+        notes.append(f"without privacy, for reference: {figure(decisive, found.final(decisive))}, {found.label}.")
     if any(len(group.counted) > 1 for group in groups):
         notes.append("± is one standard deviation over the runs of a line.")
     if any(group.final("test_accuracy") for group in groups):

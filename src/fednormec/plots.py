@@ -15,7 +15,7 @@ import numpy as np
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.table import Row
-from fednormec.results import Group
+from fednormec.results import NO_PRIVACY, PRIVATE, Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -207,6 +207,45 @@ def draw_curves(
             figure.legend(loc="outside lower center", fontsize=9, frameon=False)
         _grow(figure, axes)
     return figure
+
+
+def paid(groups: Sequence[Group]) -> dict[int, Group]:
+    """The private groups with an accuracy and an ε, by their places."""
+    return {k: g for k, g in _accurate(groups).items() if g.protection == PRIVATE and g.epsilon is not None}
+
+
+def free(groups: Sequence[Group]) -> dict[int, Group]:
+    """The groups without privacy that have an accuracy, by their places."""
+    return {k: g for k, g in _accurate(groups).items() if g.protection == NO_PRIVACY}
+
+
+def draw_trade_off(groups: Sequence[Group], size: tuple[float, float]) -> "Figure":
+    """The last test accuracy against ε: a point for each private group, a dashed level for each without privacy."""
+    figure = _empty(size)
+    axes = figure.add_subplot()
+    for k, group in paid(groups).items():
+        found, (colour, _, marker) = group.final("test_accuracy"), look(k)
+        assert found is not None and group.epsilon is not None
+        around = [[found.mean - found.low], [found.high - found.mean]]
+        axes.errorbar([group.epsilon], [found.mean], around, fmt=marker, color=colour, markersize=6, capsize=3)
+    for k, group in free(groups).items():
+        found = group.final("test_accuracy")
+        assert found is not None
+        axes.axhline(found.mean, color=look(k).colour, linestyle="--", linewidth=1.4)
+    spent = [group.epsilon or 0.0 for group in paid(groups).values()]
+    if min(spent) > 0 and max(spent) / min(spent) > 5:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    axes.set(xlabel="ε spent", ylabel="test accuracy")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _accurate(groups: Sequence[Group]) -> dict[int, Group]:
+    found = {k: group.final("test_accuracy") for k, group in enumerate(groups)}
+    return {k: groups[k] for k, spread in found.items() if spread is not None and np.isfinite(spread.mean)}
 
 
 def svg(figure: "Figure", name: str) -> str:

@@ -17,8 +17,10 @@ from fednormec.compare import (
     as_csv,
     as_markdown,
     figure,
+    is_reference,
     ranked,
     ranking,
+    reference,
     require_new,
     spent,
     table,
@@ -28,7 +30,7 @@ from fednormec.compare import (
 )
 from fednormec.config import dump
 from fednormec.errors import UserError
-from fednormec.plots import AT_ONCE, LEVELS, Look, curves, draw_curves, drawn, look, svg
+from fednormec.plots import AT_ONCE, LEVELS, Look, curves, draw_curves, draw_trade_off, drawn, free, look, paid, svg
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.privacy.statement import up
 from fednormec.results import (
@@ -96,7 +98,8 @@ def page(runs: Sequence[Run]) -> str:
     """The whole page."""
     groups = ranked(grouped(runs))
     parts = (
-        _head(groups), _warnings(groups), _tiles(groups), _comparison(groups), _training(groups), _privacy(groups),
+        _head(groups), _warnings(groups), _tiles(groups), _comparison(groups), _trade_off(groups), _training(groups),
+        _privacy(groups),
         _guarantees(groups), _settings(groups), _environment(runs),
     )  # fmt: skip
     body = "\n".join(part for part in parts if part)
@@ -149,10 +152,17 @@ def _tiles(groups: Sequence[Group]) -> str:
     run, found = group.counted[0], group.final(decisive)
     about = f"mean ± one standard deviation, {_count(group.seeds, 'seed')}" if found and found.runs > 1 else ""
     so_far = "so far: the run is unfinished" if run.summary is None else ""
-    of = f"of {group.label}, the best of {len(groups)}" if winner(groups) else f"of {group.label}" * (len(groups) > 1)
+    rivals = [one for one in groups if not is_reference(one, groups)]
+    kind = " private ones" if 1 < len(rivals) < len(groups) else ""
+    of = f"of {group.label}" * (len(groups) > 1)
+    of += f", the best of {len(rivals)}{kind}" if winner(groups) and len(rivals) > 1 else ""
     about = "; ".join(filter(None, (of, about, so_far)))
     tiles = [_tile(title(decisive, groups), figure(decisive, found), about, "first")]
     tiles.append(_spent_tile(group))
+    if (other := reference(groups)) is not None:
+        tiles.append(
+            _tile("without privacy, for reference", figure(decisive, other.final(decisive)), f"of {other.label}")
+        )
     facts = (run.summary or {}) | {"clients": run.clients}
     asked = run.config.get("privacy", {})
     if asked:
@@ -189,6 +199,32 @@ def _training(groups: Sequence[Group]) -> str:
     if not shown:
         return "<h2>Over the rounds</h2><p>No evaluated round could be read, so there is no curve to draw.</p>"
     return _figures("Over the rounds", groups, shown)
+
+
+def _trade_off(groups: Sequence[Group]) -> str:
+    """Accuracy against ε, where private runs differ in it."""
+    points = paid(groups)
+    if len({group.epsilon for group in points.values()}) < 2:
+        return ""
+    levels = [group for k, group in free(groups).items()]
+    said = [f"{group.label}: {figure('test_accuracy', group.final('test_accuracy'))} at ε ≤ {spent(group)}"
+            for group in points.values()]  # fmt: skip
+    said += [f"{group.label}, without privacy: {figure('test_accuracy', group.final('test_accuracy'))}"
+             for group in levels]  # fmt: skip
+    drawing = svg(draw_trade_off(groups, (4.6, 3.1)), "trade_off")
+    labelled = drawing.replace(
+        "<svg ", f'<svg role="img" aria-label="{_e("Test accuracy against ε. " + "; ".join(said))}" ', 1
+    )
+    caption = "<b>Test accuracy</b> after the last round against the ε spent, of one run."
+    caption += " Bar: the least to the largest over the seeds." if any(len(g.runs) > 1 for g in points.values()) else ""
+    caption += " Dashed: without privacy, for reference." if levels else ""
+    entries = [(look(k)._replace(dash=""), group.label) for k, group in points.items()]
+    entries += [(Look(look(k).colour, "--"), group.label) for k, group in free(groups).items()]
+    listed = _listed(entries)
+    return (
+        f'<h2>Accuracy against ε</h2>{listed}<div class="figures"><figure>{labelled}'
+        f"<figcaption>{caption}</figcaption></figure></div>"
+    )
 
 
 def _privacy(groups: Sequence[Group]) -> str:
@@ -412,16 +448,21 @@ def _legend(groups: Sequence[Group], metrics: Sequence[str], levels: Levels) -> 
     lines = {k: group.label for metric in metrics for k, group in drawn(groups, metric).items()}
     entries = [(look(k), lines[k]) for k in sorted(lines)] if len(groups) > 1 else []
     entries += [(one, name) for own in levels.values() for one, name in zip(LEVELS, own, strict=False)]
+    return _listed(entries)
+
+
+def _listed(entries: Sequence[tuple[Look, str]]) -> str:
     listed = "".join(f"<li>{_swatch(one)}<span>{_marked(name)}</span></li>" for one, name in entries)
     widest = min(60, max((len(name) for _, name in entries), default=0))
     return f'<ul class="legend" style="--widest:{widest}ch">{listed}</ul>' if entries else ""
 
 
 def _swatch(one: Look) -> str:
-    dash = f' stroke-dasharray="{SVG_DASHES[one.dash]}"' if SVG_DASHES[one.dash] else ""
+    dash = f' stroke-dasharray="{SVG_DASHES[one.dash]}"' if SVG_DASHES.get(one.dash) else ""
+    line = f'<path d="M1 7h34" stroke="{one.colour}" stroke-width="2"{dash}/>' if one.dash else ""
     return (
         f'<svg viewBox="0 0 36 14" width="36" height="14" aria-hidden="true" fill="{one.colour}">'
-        f'<path d="M1 7h34" stroke="{one.colour}" stroke-width="2"{dash}/>{SVG_MARKERS[one.marker]}</svg>'
+        f"{line}{SVG_MARKERS[one.marker]}</svg>"
     )
 
 
@@ -451,15 +492,17 @@ def _table(
     kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str], columns: str = ""
 ) -> str:
     head = "".join(f'<th scope="col">{_marked(cell)}</th>' for cell in header)
-    body = "".join(_row(row, kind) for row, kind in zip(rows, kinds, strict=True))
+    body = "".join(_row(header, row, kind) for row, kind in zip(rows, kinds, strict=True))
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}">{columns}<thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _row(cells: Sequence[str], kind: str) -> str:
-    rest = "".join(f"<td>{_marked(cell)}</td>" for cell in cells[1:])
+def _row(header: Sequence[str], cells: Sequence[str], kind: str) -> str:
+    """A line whose cells know their columns: on a phone, figures are a card and these their names."""
+    named = zip(header[1:], cells[1:], strict=True)
+    rest = "".join(f'<td data-label="{_e(name)}">{_marked(cell)}</td>' for name, cell in named)
     return f'<tr class="{kind}"><th scope="row">{_marked(cells[0].strip())}</th>{rest}</tr>'
 
 
