@@ -21,7 +21,7 @@ import fednormec.report
 from fednormec.compare import ranked
 from fednormec.config import read
 from fednormec.errors import UserError
-from fednormec.plots import AXES, draw_curves
+from fednormec.plots import AXES, draw_curves, draw_trade_off
 from fednormec.privacy.mechanism import NOT_PRIVATE
 from fednormec.report import page, write_figures, write_report
 from fednormec.results import find_runs, grouped
@@ -356,3 +356,52 @@ def test_the_page_can_be_seen_and_an_alarm_is_red(tmp_path: Path, weak: bool) ->
     assert colours[(255, 255, 255)] > 0.5 * 1280 * 2000
     assert colours.get((0x00, 0x72, 0xB2), 0) > 300  # the curves
     assert (colours.get((0xFD, 0xF0, 0xF1), 0) > 10_000) == weak  # the alarm's ground
+
+
+def test_a_comparison_begins_with_the_best_private_run(tmp_path: Path) -> None:
+    made(tmp_path / "bare", [0.9], epsilon=None)
+    made(tmp_path / "low", [0.5], epsilon=1.0, privacy={"epsilon": 1.0})
+    made(tmp_path / "high", [0.6], epsilon=8.0, privacy={"epsilon": 8.0})
+    shown = page(find_runs([tmp_path]))
+    text = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", shown)).split())
+    first, spent = text.index("test accuracy 60.0 % of ε=8, the best of 2 private ones"), text.index("ε ≤ 8.00")
+    assert first < spent < text.index("without privacy, for reference 90.0 % of no privacy")
+    assert "Accuracy against ε" in text
+
+
+def test_accuracy_is_drawn_against_epsilon_where_private_runs_differ_in_it(tmp_path: Path) -> None:
+    low = made(tmp_path / "low", [0.5], epsilon=1.0, privacy={"epsilon": 1.0})
+    high = made(tmp_path / "high", [0.6], epsilon=8.0, privacy={"epsilon": 8.0})
+    bare = made(tmp_path / "bare", [0.9], epsilon=None)
+    same = made(tmp_path / "same", [0.7], epsilon=1.0, method={"beta": 0.3})
+    shown = page(find_runs([low, high, bare]))
+    (label,) = re.findall(r'aria-label="(Test accuracy against ε\.[^"]*)"', shown)
+    assert html.unescape(label).endswith(
+        "ε=8: 60.0 % at ε ≤ 8.00; ε=1: 50.0 % at ε ≤ 1.00; no privacy, without privacy: 90.0 %"
+    )
+    (axes,) = draw_trade_off(ranked(grouped(find_runs([low, high, bare]))), (4.6, 3.1)).axes
+    points = sorted((float(one[0].get_xdata()[0]), float(one[0].get_ydata()[0])) for one in axes.containers)
+    assert points == [(1.0, 0.5), (8.0, 0.6)]
+    (level,) = [one for one in axes.get_lines() if one.get_linestyle() == "--"]
+    assert set(level.get_ydata()) == {0.9}
+    for runs in ([low, same], [low, bare], [high]):
+        assert "Accuracy against ε" not in page(find_runs(runs))
+
+
+def test_a_pictures_text_is_escaped_once(tmp_path: Path) -> None:
+    made(tmp_path / "run", [0.5])
+    labels = re.findall(r'aria-label="([^"]*)"', page(find_runs([tmp_path])))
+    assert any("the clients' data" in html.unescape(label) for label in labels)
+    assert not any("&amp;" in label for label in labels)
+
+
+def test_on_a_phone_figures_carry_the_names_of_their_columns(tmp_path: Path) -> None:
+    made(tmp_path / "a", [0.5])
+    made(tmp_path / "b", [0.6], method={"beta": 0.3})
+    shown = page(find_runs([tmp_path]))
+    rows = re.findall(r"<tr class.*?</tr>", shown.partition("figures-table")[2].partition("</table>")[0])
+    assert len(rows) == 2
+    for row, accuracy in zip(rows, ("60.0 %", "50.0 %"), strict=True):
+        assert f'<td data-label="test accuracy">{accuracy}</td>' in row
+        assert '<td data-label="ε">2.00</td>' in row
+    assert "content: attr(data-label)" in shown

@@ -235,7 +235,24 @@ def test_folders_of_different_settings_keep_their_names_apart(tmp_path: Path) ->
 def test_a_run_without_privacy_beside_a_private_one_says_so(tmp_path: Path) -> None:
     made(tmp_path / "one", [0.5])
     made(tmp_path / "two", [0.6], epsilon=None)
-    assert [group.label for group in ranked(grouped(find_runs([tmp_path])))] == [NO_PRIVACY, "ε=2"]
+    assert [group.label for group in ranked(grouped(find_runs([tmp_path])))] == ["ε=2", NO_PRIVACY]
+
+
+def test_the_best_private_run_is_first_and_the_others_are_the_reference(tmp_path: Path) -> None:
+    made(tmp_path / "bare", [0.9], epsilon=None)
+    made(tmp_path / "loud", [0.95], label=True)
+    made(tmp_path / "low", [0.5], privacy={"epsilon": 1.0})
+    made(tmp_path / "high", [0.6], epsilon=8.0, privacy={"epsilon": 8.0})
+    groups = grouped(find_runs([tmp_path]))
+    assert [group.runs[0].name for group in ranked(groups)] == ["high", "low", "loud", "bare"]
+    best = winner(groups)
+    assert best is not None and best.label == "ε=8 noise_scale=per_coordinate"  # each setting once
+    notes = table(groups).notes
+    assert notes[0] == "* the best final test accuracy of the private runs."
+    assert notes[1] == f"without privacy, for reference: 90.0 %, {NO_PRIVACY}."
+    bare = grouped(find_runs([tmp_path / "bare", made(tmp_path / "more", [0.3], epsilon=None, run={"rounds": 9})]))
+    assert [group.runs[0].name for group in ranked(bare)] == ["bare", "more"]
+    assert not any("reference" in note or "private" in note for note in table(bare).notes)
 
 
 def test_an_unfinished_run_does_not_count_beside_finished_ones(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def draw_trade_off(groups: Sequence[Group], size: tuple[float, float]) -> "Figur
     if min(spent) > 0 and max(spent) / min(spent) > 5:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
     axes.set(xlabel="ε spent", ylabel="test accuracy")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)

@@ -398,7 +398,7 @@ def _told_of(section: str, run: Run, others: Sequence[Run]) -> list[str]:
             choice = _value(chosen.get("name", section))
             parts.append(choice if section == "method" else f"{section} {choice}")
     if section == "privacy" and len(peers) < sum(bool(other.config) for other in others):
-        keys = [*(key for key in ("epsilon", "noise_std") if key in chosen), *keys]
+        keys = list(dict.fromkeys([*(key for key in ("epsilon", "noise_std") if key in chosen), *keys]))
     if section == "participation":  # what the idle do is said where one method tries both
         same = [other.config[section] for other in alike if _method(other) == _method(run)]
         tried = {repr(other["idle"]) for other in same if "idle" in other}
