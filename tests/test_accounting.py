@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 import fednormec as fn
-from fednormec.privacy import accounting, composition
+from fednormec.privacy import accounting, round_loss
 from fednormec.privacy.accounting import Hidden, Open, delta, epsilon, epsilon_of_all, tuned_epsilon
 from fednormec.privacy.calibrate import paper_noise_std
 
@@ -29,12 +29,13 @@ RELATIONS = {False: dp.NeighboringRelation.REPLACE_SPECIAL, True: dp.Neighboring
 def no_grid_fills_the_memory():
     """Fails where a round's privacy loss is resolved on more points than anybody needs."""
 
-    def checked(width, lowest, deltas):
-        assert len(deltas) <= 100_000
-        return composition.connect_dots(width, lowest, deltas)
+    def checked(*asked):
+        found = round_loss.on_grid(*asked)
+        assert len(found.probabilities) <= 100_000
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accounting, "connect_dots", checked)
+        patch.setattr(accounting, "on_grid", checked)
         yield
 
 
@@ -268,7 +269,7 @@ RELEASES = [
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_delta_and_epsilon_invert_each_other(release):
-    for rounds, at in itertools.product((1, 30, 400), (1e-2, 1e-5, 1e-9)):
+    for rounds, at in itertools.product((1, 30, 400), (1e-2, 1e-5, 1e-9, 1e-15)):
         eps = epsilon(release, rounds, at)
         assert delta(release, rounds, eps) <= at * (1 + 1e-6)
         if eps > 0:
@@ -295,15 +296,15 @@ def test_every_delta_from_the_smallest_on_has_an_answer(release, rounds):
 
 
 def test_what_was_not_looked_into_counts_at_a_tiny_delta_too():
-    """30 clients at p = .9: cohorts that are so small that they were left away still weigh more than δ = 1e-30."""
+    """60 clients at p = .9: cohorts that are so small that they were left away still weigh more than δ = 1e-50."""
     std = 0.07
-    ours = mechanism("secagg", 0.9, std, clients=30)
-    assert ours.release().unsure > 0
-    eps = ours.epsilon(1, 1e-30)
+    ours = mechanism("secagg", 0.9, std, clients=60)
+    assert ours.release().unsure > 1e-50
+    eps = ours.epsilon(1, 1e-50)
     exact = math.fsum(
-        0.9 * stats.binom.pmf(s, 29, 0.9) * gaussian_delta(eps, 1 / (std * math.sqrt(s + 1))) for s in range(30)
+        0.9 * stats.binom.pmf(s, 59, 0.9) * gaussian_delta(eps, 1 / (std * math.sqrt(s + 1))) for s in range(60)
     ) if math.isfinite(eps) else 0.0  # fmt: skip
-    assert exact <= 1e-30
+    assert exact <= 1e-50
 
 
 @pytest.mark.parametrize("trust", TRUSTS)

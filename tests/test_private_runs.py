@@ -215,7 +215,7 @@ def test_the_papers_noise_as_total_norm_is_labelled(fednormec_):
         ("--epsilon 8 --calibration guess", "calibration must be 'exact' or 'paper', not 'guess'."),
         ("--noise-std 1 --calibration paper", "the paper's calibration computes the noise from epsilon"),
         ("--epsilon 8 --total-norm 100", "nothing can be calibrated for it"),
-        ("--noise-std 1 --p 0.25 --clients 500 --rounds 3 --delta 1e-25 --trust secagg", "no finite ε holds"),
+        ("--noise-std 1 --p 0.25 --clients 500 --rounds 3 --delta 1e-60 --trust secagg", "no finite ε holds"),
         ("--noise-std 9 --rounds 9999999983331106", "accounting goes up to 1,000,000,000 rounds"),
         ("--noise-std 9 --p 0.5 --clients 1000000000000000 --trust secagg", "up to 1,000,000,000 clients"),
         ("--epsilon 8 --plot eps.txt", "a figure is written as .png, .pdf or .svg"),

@@ -7,8 +7,9 @@ A `Release` is one round as an observer sees it, in public numbers alone. It com
   weights[j] the client is seen through a Gaussian of shift/std = mus[j], otherwise not at all.
 
 `mirrored` says that both neighbours send something (replace-one), which matters for Hidden only: the shift of an Open
-release already is the distance between the two. Numerical accounting is dp-accounting's; where every round has the same
-mu there are closed forms, and dp-accounting, whose import takes seconds, is not needed.
+release already is the distance between the two. Where every round has the same mu there are closed forms; else the
+privacy loss is put on a grid (`round_loss`) and composed (`composition`). Rényi accounting is dp-accounting's, whose
+import takes seconds.
 """
 
 import logging
@@ -23,13 +24,12 @@ from scipy.special import log_ndtr, logsumexp
 from scipy.stats import binom
 
 from fednormec.privacy import composition
-from fednormec.privacy.composition import RoundLoss, connect_dots
+from fednormec.privacy.round_loss import REACH, RoundLoss, gaussian, mirrored, on_grid, subsampled
 
 Accountant = Literal["pld", "rdp"]
-SMALLEST_DELTA = 1e-11  # below it the rounding errors of a Fourier transform would count
+TIGHT = 1e-30  # for a smaller δ what is cut off of every round can count, and other bounds are looked at too
 LOG_IGNORED = math.log(1e-50)  # counted in full as δ
-NEGLIGIBLE = 1e-22  # a probability per round that counts as an infinite loss
-LARGEST_WIDTH = 100.0  # e^width must be a number
+LARGEST_WIDTH = 32.0  # e^width must be a number
 CLOSEST = 1e-9  # relative width at which a search ends
 RENYI_ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
@@ -60,7 +60,8 @@ Release = Hidden | Open
 def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
     """The ε at this δ after `rounds` such releases, an upper bound; inf if the accountant has no answer.
 
-    accountant="pld" is the tight one: a closed form or the privacy loss distribution, Rényi for a δ below 1e-11.
+    accountant="pld" is the tight one: a closed form or the privacy loss distribution; for a δ below 1e-30 also Rényi
+    and a closed form for a client that is seen whenever it is drawn, whichever says least.
     """
     if rounds == 0:
         return 0.0
@@ -69,11 +70,9 @@ def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant 
     release = _computable(release)
     if isinstance(release, Open) and len(release.mus) == 1:
         return _closed_epsilon(release, rounds, delta)
-    tight = math.inf
-    if delta >= SMALLEST_DELTA and all(composition.fits((loss, rounds)) for loss in _losses(release)):
-        tight = max(composition.epsilon(loss, rounds, delta) for loss in _losses(release))
-        if delta >= 1e-12 * rounds:  # else the rounding errors that are counted as δ are much of it
-            return tight
+    tight = max(composition.epsilon([(loss, rounds)], delta) for loss in _own_losses(release, rounds))
+    if delta >= TIGHT:
+        return tight
     return min(tight, _renyi_epsilon(release, rounds, delta), _closed_epsilon(_seen(release), rounds, delta))
 
 
@@ -84,7 +83,7 @@ def delta(release: Release, rounds: int, epsilon: float) -> float:
     release = _computable(release)
     if isinstance(release, Open) and len(release.mus) == 1:
         return min(1.0, math.exp(_log_delta_open(release, rounds, epsilon)) + rounds * release.unsure)
-    return max(composition.delta(loss, rounds, epsilon) for loss in _losses(release))
+    return max(composition.delta([(loss, rounds)], epsilon) for loss in _own_losses(release, rounds))
 
 
 def tuned_epsilon(release: Release, rounds: int, delta: float, mean_runs: float, shape: float) -> float:
@@ -116,12 +115,9 @@ def epsilon_of_all(releases: Mapping[Release, int], delta: float) -> float:
     if len(kinds) < 2:
         return math.fsum(epsilon(release, rounds, delta) for release, rounds in kinds.items())
     added = math.fsum(epsilon(release, rounds, delta / len(kinds)) for release, rounds in kinds.items())
-    if delta < SMALLEST_DELTA or any(_computable(release) is not release for release in kinds):
+    if any(_computable(release) is not release for release in kinds):
         return added
-    ways = list(_composed_ways(kinds))
-    if not all(composition.fits(*parts) for parts in ways):
-        return added
-    return min(added, max(composition.epsilon_of_all(parts, delta) for parts in ways))
+    return min(added, max(composition.epsilon(parts, delta) for parts in _composed_ways(kinds)))
 
 
 def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
@@ -191,7 +187,7 @@ def _participations(rounds: int, weight: float) -> tuple[np.ndarray, np.ndarray]
     tail = math.exp(LOG_IGNORED) / 2
     low, high = int(binom.ppf(tail, rounds, weight)), rounds - int(binom.ppf(tail, rounds, 1 - weight))
     n = np.arange(max(1, low), high + 1)
-    return n, binom.logpmf(n, rounds, weight)
+    return n, np.log(binom.pmf(n, rounds, weight)) + 1e-10  # more than it is off by, at 10⁹ rounds too
 
 
 def _least(holds: Callable[[float], bool]) -> float:
@@ -231,55 +227,42 @@ def _composed_ways(kinds: Mapping[Release, int]) -> Iterator[list[tuple[RoundLos
     rounds = sum(kinds.values())
     spreads, reaches = zip(*(_extent(release) for release in kinds), strict=True)
     mean = math.sqrt(math.fsum(k * s**2 for k, s in zip(kinds.values(), spreads, strict=True)) / rounds)
-    losses = [_losses(release, _width(mean, max(reaches))) for release in kinds]
+    losses = [_losses(release, _width(mean, max(reaches), rounds)) for release in kinds]
     for way in range(max(map(len, losses))):
         yield [(both[way % len(both)], k) for both, k in zip(losses, kinds.values(), strict=True)]
 
 
+def _own_losses(release: Release, rounds: int) -> tuple[RoundLoss, ...]:
+    return _losses(release, _width(*_extent(release), rounds))
+
+
 @lru_cache(maxsize=16)
-def _losses(release: Release, width: float | None = None) -> tuple[RoundLoss, ...]:
-    """One round's privacy loss, for both directions where they differ, on a grid of this width or of its own."""
-    width = _width(*_extent(release)) if width is None else width
+def _losses(release: Release, width: float) -> tuple[RoundLoss, ...]:
+    """One round's privacy loss on a grid of this width, for both directions where they differ."""
     if isinstance(release, Open):
-        top = math.ceil(_open_reach(release) / width)
-        return (connect_dots(width, -top, _open_delta(release, np.arange(-top, top + 1) * width)),)
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-
-    ways = (AdjacencyType.REPLACE,) if release.mirrored else (AdjacencyType.REMOVE, AdjacencyType.ADD)
-    losses = []
-    for way in ways:
-        loss = GaussianPrivacyLoss(1 / release.mu, sampling_prob=release.p, adjacency_type=way)
-        bounds = loss.connect_dots_bounds()
-        low, high = math.floor(bounds.epsilon_lower / width), math.ceil(bounds.epsilon_upper / width)
-        losses.append(connect_dots(width, low, loss.get_delta_for_epsilon(np.arange(low, high + 1) * width)))
-    return tuple(losses)
+        laws = [gaussian(weight, mu) for weight, mu in zip(release.weights, release.mus, strict=True)]
+        absent = max(0.0, 1 - math.fsum(release.weights) - release.unsure)
+        return (on_grid(width, laws, absent, release.unsure),)
+    ways = (mirrored(release.p, release.mu),) if release.mirrored else subsampled(release.p, release.mu)
+    return tuple(on_grid(width, [law]) for law in ways)
 
 
+@lru_cache(maxsize=16)
 def _extent(release: Release) -> tuple[float, float]:
     """The standard deviation of one round's loss, and half of its range."""
     if isinstance(release, Hidden):
         return _hidden_spread(release)
-    return _open_spread(release), _open_reach(release)
+    return _open_spread(release), max(release.mus) * (REACH + max(release.mus) / 2)
 
 
-def _open_reach(release: Open) -> float:
-    return _least(lambda e: bool(_open_delta(release, np.array([e]))[0] <= release.unsure + NEGLIGIBLE))
-
-
-def _open_delta(release: Open, epsilons: np.ndarray) -> np.ndarray:
-    """The δ of one Open round at each ε, negative ones included (where a round without the client counts too)."""
-    absent = 1 - math.fsum(release.weights) - release.unsure
-    present = np.exp(gaussian_log_delta(epsilons[:, None], np.array(release.mus)))
-    return np.asarray(release.unsure - absent * np.expm1(np.minimum(epsilons, 0.0)) + present @ release.weights)
-
-
-def _width(spread: float, reach: float) -> float:
-    """How finely to resolve the privacy loss: a twentieth of its standard deviation, 20,000 points at most.
+def _width(spread: float, reach: float, rounds: int) -> float:
+    """How finely to resolve the privacy loss: a twentieth of its standard deviation, 40,000 points at most.
 
     The connected dots add to the variance of each round's loss, always on the safe side and by a fraction of width²:
-    a twentieth costs about 0.03 % of ε.
+    a twentieth costs about 0.03 % of ε. Beyond 10⁸ rounds all of them must fit into a window.
     """
-    return min(max(spread / 20, reach / 10_000, 1e-30), LARGEST_WIDTH)
+    fits = 20 * spread * math.sqrt(rounds) / composition.LARGEST
+    return min(max(spread / 20, reach / 20_000, fits, 1e-30), LARGEST_WIDTH)
 
 
 def _open_spread(release: Open) -> float:
@@ -291,7 +274,7 @@ def _open_spread(release: Open) -> float:
 def _hidden_spread(release: Hidden) -> tuple[float, float]:
     """The standard deviation of the loss, and half of its range."""
     p, mu = release.p, release.mu
-    z = np.linspace(-10, 10, 2001)
+    z = np.linspace(-REACH, REACH, 2801)
     density = np.exp(-(z**2) / 2)
     density /= density.sum()
     out, within = _loss(release, z), _loss(release, z + mu)

@@ -294,8 +294,8 @@ def require_stream(stream: int) -> int:
 
 def _binomial(n: int, p: float, least: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Bin(n, p) from `least` on, on at most 200 values: what lies between two of them counts at the smaller one. Also
-    the mass of the lower tail that was left away, at most 1e-18."""
-    low, high = max(least, int(binom.ppf(1e-18, n, p))), n - int(binom.ppf(1e-18, n, 1 - p))
+    the mass of the lower tail that was left away, at most 1e-45: times 10⁹ rounds far below any δ that matters."""
+    low, high = max(least, int(binom.ppf(1e-45, n, p))), n - int(binom.ppf(1e-45, n, 1 - p))
     kept = np.arange(low, max(low, high) + 1, max(1, -(-(high - low + 1) // 200)))
     mass = np.add.reduceat(binom.pmf(np.arange(low, max(low, high) + 1), n, p), kept - low)
     mass[-1] += binom.sf(max(low, high), n, p)
