@@ -46,6 +46,7 @@ def has_std(values, std):
 
 @pytest.mark.parametrize(("asked", "named"), [
     *(({"epsilon": 1.0, "delta": bad}, "delta") for bad in (0, 1, -1, NAN, 2)),
+    *(({"epsilon": 1.0, "delta": bad}, "delta must be at least 1e-300, not ") for bad in (1e-320, 9e-301)),
     *(({"epsilon": bad}, "epsilon") for bad in (0, -1, INF, NAN)),
     *(({"noise_std": bad}, "noise_std") for bad in (0, -1, INF, NAN)),
     ({}, "epsilon .* or noise_std"),

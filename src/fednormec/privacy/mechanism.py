@@ -22,6 +22,7 @@ PAPER, TOTAL_NORM = "paper", "total_norm"
 NOT_PRIVATE = "NOT PRIVATE"
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e12
 MOST = 10**9  # beyond it binomial tails are no longer numbers
+LEAST_DELTA = 1e-300  # below it probabilities are no longer numbers
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,8 @@ def require_noise(std: float, by: str, instead: str) -> float:
 def require_delta(delta: float) -> float:
     if not 0 < delta < 1:
         raise UserError(f"delta must lie strictly between 0 and 1, not {delta}.")
+    if delta < LEAST_DELTA:
+        raise UserError(f"delta must be at least {LEAST_DELTA:g}, not {delta}: smaller ones cannot be accounted for.")
     return delta
 
 
