@@ -471,6 +471,13 @@ def test_what_is_chosen_automatically_changes_no_more_than_rounding(name):
         assert torch.linalg.vector_norm(x - ends["loop", 1]) <= 1e-5 * torch.linalg.vector_norm(x)
 
 
+def test_a_client_that_is_hardly_ever_drawn_has_a_stretch_too():
+    """1/p may be beyond all numbers."""
+    for p in (1e-12, 2.2e-313):
+        r = finish(mlp_problem(), build("fed_normec"), fn.poisson(p, "sleep"), rounds=2)
+        assert r.computed == 0 and engine.stretch_size(build("fed_normec"), fn.poisson(p, "sleep"), mlp_problem()) == 9
+
+
 def test_breaking_off_an_iteration_ends_its_threads():
     before = threading.active_count()
     for r in fn.simulate(mlp_problem(), build("fed_normec"), rounds=100, workers=4):

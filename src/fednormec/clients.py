@@ -225,7 +225,8 @@ def stretch_size(algorithm: Algorithm, participation: Participation, problem: Pr
     size, m = problem.tile, problem.num_clients
     if not regroups(algorithm, participation, problem):
         return size
-    return size * max(1, min(math.ceil(1 / participation.rate(m)), -(-m // size) // STRETCHES))
+    most = -(-m // size) // STRETCHES
+    return size * max(1, math.ceil(min(1 / participation.rate(m), most)))
 
 
 def _not_finite(rows: Tensor) -> Tensor:
