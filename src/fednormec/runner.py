@@ -387,8 +387,9 @@ def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -
     with counted("round", quiet) as show:
         if not training:
             found = audit_mechanism(
-                plan.mechanism, plan.rounds, plan.delta, trials=canaries, seed=experiment.run.seed, on_progress=show
-            )
+                plan.mechanism, plan.rounds, plan.delta, trials=canaries, seed=experiment.run.seed, algorithm=algorithm,
+                dim=problem.dim, dtype=problem.init(generator(0, "init")).dtype, on_progress=show,
+            )  # fmt: skip
         else:
             found = audit_training(
                 problem, algorithm, experiment.participation, privacy, rounds=rounds, seed=experiment.run.seed,

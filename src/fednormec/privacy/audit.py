@@ -2,33 +2,35 @@
 
 A canary is a client that ignores its data and always sends the same vector, or (by a coin) what its neighbour in the
 sense of the adjacency would send: nothing, or the opposite vector. An attacker who sees the releases guesses the coins.
-`audit_mechanism` plays this many times with canaries alone, which also lets it test noise and sampler directly;
-`audit_training` once, with canaries among the clients of a real training. Either can refute a claim, never prove it.
+`audit_mechanism` plays this many times with canaries alone, and then measures messages and tests noise and sampler
+directly; `audit_training` once, with canaries among the clients of a real training. Either can refute a claim, never
+prove it.
 """
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom, chi2, gamma, kstest, norm
+from scipy.stats import binom, chi2, norm
+from scipy.stats import t as student
 from torch import Tensor
 
 from fednormec.algorithms.base import Algorithm
-from fednormec.algorithms.named import dp_fed_avg_clip
-from fednormec.engine import Round, simulate
-from fednormec.errors import UserError, at_least_one
-from fednormec.local import gd
-from fednormec.participation import Participation, full, poisson
-from fednormec.privacy import accounting
+from fednormec.engine import simulate
+from fednormec.errors import BoundBroken, UserError, at_least_one
+from fednormec.participation import Participation, full
+from fednormec.privacy import accounting, checks
 from fednormec.privacy.accounting import Open
-from fednormec.privacy.canaries import Silence, signs, with_canaries
+from fednormec.privacy.canaries import signs, with_canaries
+from fednormec.privacy.checks import least, levels, two_sided
 from fednormec.privacy.evidence import (
     CONFIDENCE,
     LEVEL,
+    OF_ESTIMATE,
     curve_p_value,
     gaussian_epsilon,
     lower_bound,
@@ -36,13 +38,38 @@ from fednormec.privacy.evidence import (
     two_gaussians,
 )
 from fednormec.privacy.mechanism import Mechanism, Privacy, plan, require_delta
+from fednormec.privacy.playing import (
+    ALONE,
+    CROWD,
+    FEWEST,
+    KINDS,
+    TOLERANCE,
+    Attack,
+    Seen,
+    Stage,
+    Tick,
+    all_short,
+    asked,
+    attack,
+    blocks,
+    for_cohorts,
+    for_noise,
+    longest_alone,
+    noise_std,
+    play,
+    senders,
+    stage_for,
+    watch,
+)
 from fednormec.privacy.statement import up
 from fednormec.problems.base import Problem
 from fednormec.randomness import generator
 
-FEWEST = 40  # canaries from which anything can be said
-TRIALS = {"central": 1000, "secagg": 400, "local": 100}
-SIDE_ROUNDS = 200
+SIDE_ROUNDS = 1000  # of nothing but noise: noise that is missing in one of a hundred rounds shows
+AGAIN = 64  # rounds of a run with another seed
+SEVERAL = 96  # clients of whom any three are looked at
+NARROW = 64  # parameters where only cohorts matter
+RARE = 1 / 16  # coins that show in noise from the same random words: those use all but the highest three bits
 Progress = Callable[[int, int], None]  # rounds done, rounds in all
 
 
@@ -54,11 +81,13 @@ def _nothing(done: int, total: int) -> None:
 class Audit:
     """What an audit found beside what was claimed. All ε are at the same δ.
 
-    lower_bound: a true bound, wrong with probability 0.1 % at the most. Few trials cannot show a large ε.
+    lower_bound: a true bound, wrong with probability 0.05 % at the most. Few trials cannot show a large ε.
     estimate, estimate_low: the ε of two normal distributions fitted to the scores, and its lower confidence limit. No
         bound, since it takes the tails for normal. `expected` is what a right implementation comes to, without the
         chance of a run: mostly a little below the claim.
     checks: p-values of direct tests; one below 1e-6 fails.
+    played: what was played, in words.
+    broken: what the engine said when it refused a message that its bound does not allow, which ended the audit.
     """
 
     of: str
@@ -72,6 +101,8 @@ class Audit:
     trials: int
     rounds: int
     seconds: float
+    played: str = ""
+    broken: str | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -81,6 +112,8 @@ class Audit:
             found.insert(0, "the estimate lies above the claim by more than chance")
         if self.lower_bound > self.claimed:
             found.insert(0, "the lower bound lies above the claim")
+        if self.broken is not None:
+            found.insert(0, self.broken)
         return tuple(found)
 
     @property
@@ -94,73 +127,81 @@ class Audit:
 
     def text(self) -> str:
         """A short report for a person."""
-        low, sure = math.floor(100 * self.lower_bound) / 100, f"{CONFIDENCE:.1%} confidence"
+        low = math.floor(100 * self.lower_bound) / 100
         checks = (f"{name}: {'passed' if p >= LEVEL else 'FAILED'} (p = {p:.2g})" for name, p in self.checks.items())
         return "\n".join([
             f"audit of {self.of}: {self.verdict}",
             *(f"  because      {reason}" for reason in self.reasons),
             f"  claimed      ε ≤ {up(self.claimed)} at δ = {self.delta:g} after {self.rounds} rounds",
-            f"  lower bound  ε ≥ {low:.2f} with {sure}: a bound of proof strength, limited by the number of trials",
-            f"  estimate     ε ≈ {self.estimate:.2f}, > {self.estimate_low:.2f} with {sure}: an estimate, not a bound",
+            f"  lower bound  ε ≥ {low:.2f} with {CONFIDENCE:.2%} confidence: of proof strength, limited by the number of trials",
+            f"  estimate     ε ≈ {self.estimate:.2f}, > {self.estimate_low:.2f} with {OF_ESTIMATE:.2%} confidence: not a bound",
             f"  expected     ε ≈ {self.expected:.2f} as estimate, if all is right",
             *(f"  check        {check}" for check in checks),
+            *([f"  played       {self.played}"] if self.played else []),
             f"  trials       {self.trials} canaries, {self.seconds:.1f} s",
             "  An audit can refute a claim, never prove it: 'consistent' says that this attack found nothing.",
         ])  # fmt: skip
 
 
-class _Seen(NamedTuple):
-    """R runs of K rounds, in units of the radius: coins (R, m), sums (R, K, d), who sent (R, K, M), canaries last."""
-
-    present: np.ndarray
-    released: np.ndarray
-    sent: np.ndarray
-
-    @property
-    def canaries_sent(self) -> np.ndarray:
-        return self.sent[:, :, -self.present.shape[1] :]
-
-
 def audit_mechanism(
     mechanism: Mechanism, rounds: int, delta: float, *, trials: int | None = None, seed: int = 0,
-    on_progress: Progress = _nothing,
+    algorithm: Algorithm | None = None, dim: int | None = None, dtype: torch.dtype = torch.float64,
+    side_rounds: int = SIDE_ROUNDS, on_progress: Progress = _nothing,
 ) -> Audit:  # fmt: skip
-    """Plays `trials` canaries against the mechanism, each on a coordinate of its own.
+    """Plays canaries against the mechanism, each on a coordinate of its own; measures messages; tests noise and coins.
 
-    central (1,000 trials by default): all in one run, since nothing there depends on the number of clients.
-    secagg (400): runs with the mechanism's own number of clients, the server knowing who sends; colluders only watch.
-        Trials of one run are counted as independent, which they are given the sizes of the cohorts.
-    local (100): the server sees each message alone, so each trial is a run with one client.
-    A round of a small run takes about a millisecond.
+    trials: how many canaries. central (1,000 by default): all in one run, as far as there are coordinates and room.
+        secagg (400): runs with the mechanism's own number of clients, the server knowing who sends; colluders only
+        watch. Trials of one run are counted as independent, which they are given the sizes of the cohorts.
+        local (100): the server sees each message alone, so each trial is a run with one client. Large models take
+        fewer, and then fewer rounds.
+    algorithm, dim, dtype: the run's own method, number of parameters and their type; by default clipping of a few
+        numbers in float64.
+    side_rounds: how many rounds of nothing but noise are tested, and twice as many cohorts.
+    A round of a small run takes about half a millisecond.
     """
     started = time.perf_counter()
     at_least_one("rounds", rounds)
+    at_least_one("side_rounds", side_rounds)
     require_delta(delta)
-    trials = _enough(TRIALS[mechanism.trust] if trials is None else trials)
-    played, side = _played(mechanism, trials), _side(mechanism)
-    seen = _play(played, rounds, delta, trials, seed, on_progress)
-    apart = None if side is None else _play(side, SIDE_ROUNDS, delta, 1, seed + 1, _nothing)
-    m = seen.present.shape[1]
-    ratios = _log_ratios(seen.released[:, :, :m], seen.canaries_sent, seen.sent.sum(2), played)
-    scores, present = ratios.sum(1).ravel(), seen.present.ravel()
-    claimed = mechanism.epsilon(rounds, delta)
-    checks = _noise_checks(seen, played)
-    if apart is not None and played.trust == "central":
-        unheard = _noise(apart, played)[~apart.sent.any(2)]
-        checks["noise when nobody is drawn"] = _two_sided(chi2(unheard.size), (unheard**2).sum())
-    if played.participation.select is None:
-        checks |= _sampler_checks(seen.sent if played.min_cohort == 1 or apart is None else apart.sent, played.p)
-    if played.min_cohort > 1:
-        sizes = seen.sent.sum(2)
-        checks["the least cohort"] = float(((sizes == 0) | (sizes >= played.min_cohort)).all())
-    points = [min(claimed, 20.0) * share for share in (0.0, 0.125, 0.25, 0.5)]  # where a few trials can tell something
-    curve = [(e, accounting.delta(mechanism.release(), rounds, e)) for e in points]
-    checks["error rates against the claimed curve"] = curve_p_value(scores, present, curve)
-    estimate, estimate_low = two_gaussians(scores, present, delta)
-    return Audit(
+    if trials is not None:
+        _enough(trials)
+    stage = stage_for(mechanism, algorithm, dim, dtype, trials)
+    at = attack(mechanism, stage, rounds, trials)
+    again, coins = min(AGAIN, side_rounds), mechanism.participation.select is None and mechanism.p < 1
+    side = len(KINDS) * ALONE + side_rounds + (1 if mechanism.secure else 3) * again
+    side += coins * (3 * side_rounds + again) + min(CROWD, at.rounds)
+    tick = _ticks(on_progress, at.runs * at.rounds + side)
+    claimed, expected = mechanism.epsilon(at.rounds, delta), _expected_estimate(mechanism, at.rounds, delta)
+    played = _words(at, stage, rounds, side_rounds)
+    found = Audit(
         f"the mechanism ({mechanism.trust}, {mechanism.adjacency}, {mechanism.participation.name})", claimed, delta,
-        lower_bound(scores, present, delta), estimate, estimate_low, _expected_estimate(mechanism, rounds, delta),
-        checks, len(scores), rounds, time.perf_counter() - started,
+        0.0, 0.0, 0.0, expected, {}, at.canaries * at.runs, at.rounds, 0.0, played,
+    )  # fmt: skip
+    try:
+        seen = play(at, seed, tick)
+        results = {"the length of messages": least(*_lengths(seen, at, stage, seed, tick))}
+        noise = watched_noise(stage, mechanism, side_rounds, seed, tick)
+        noise["noise level"] = least(noise["noise level"], _level_beside_messages(seen, at.mechanism))
+        results |= noise
+        if coins:
+            results |= watched_cohorts(mechanism, side_rounds, seed, tick)
+            if at.mechanism.min_cohort == 1:
+                results |= {k: least(p, results[k]) for k, p in _counts(seen.sent, at.mechanism.p).items()}
+    except BoundBroken as error:
+        return replace(found, broken=str(error), seconds=time.perf_counter() - started)
+    if at.mechanism.min_cohort > 1:
+        sizes = seen.sent.sum(2)
+        results["the least cohort"] = float(((sizes == 0) | (sizes >= at.mechanism.min_cohort)).all())
+    ratios = _log_ratios(seen.along, seen.canaries_sent, seen.sent.sum(2), at.mechanism)
+    scores, present = ratios.sum(1).ravel(), seen.present.ravel()
+    points = [min(claimed, 20.0) * share for share in (0.0, 0.125, 0.25, 0.5)]  # where a few trials can tell something
+    curve = [(e, accounting.delta(mechanism.release(), at.rounds, e)) for e in points]
+    results["error rates against the claimed curve"] = curve_p_value(scores, present, curve)
+    estimate, estimate_low = two_gaussians(scores, present, delta)
+    return replace(
+        found, lower_bound=lower_bound(scores, present, delta), estimate=estimate, estimate_low=estimate_low,
+        checks=results, seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -181,29 +222,201 @@ def audit_training(
     at_least_one("rounds", rounds)
     m, participation, radius, delta = _enough(canaries), participation or full(), algorithm.bound.radius, privacy.delta
     planned = plan(privacy, problem.num_clients, participation, radius, problem.dim, rounds)
-    asked, rng = _asked(planned.mechanism, delta), generator(seed, "canaries")
+    rng, starts = generator(seed, "canaries"), blocks(problem.dim)
     present = rng.random(m) < 0.5
     directions = _directions(m, problem.dim, rng).to(problem.init(generator(seed, "init")))
     planted, mechanism = with_canaries(problem, directions, present, privacy.adjacency), planned.mechanism
-    scores, sent = np.zeros(m), []
-    for r in simulate(planted, algorithm, participation, asked, rounds=planned.rounds, seed=seed):
-        assert r.plan is not None
-        mechanism = r.plan.mechanism
-        sent.append(_senders(r, planted.num_clients))
-        y = (directions @ r.released.to(directions)).double().cpu().numpy() / radius
-        scores += _log_ratios(y, sent[-1][-m:], sent[-1].sum(), mechanism)
-        on_progress(r.number, planned.rounds)
+    sent, along, squares, broken = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), None
+    try:
+        for r in simulate(
+            planted, algorithm, participation, asked(mechanism, delta), rounds=planned.rounds, seed=seed
+        ):  # fmt: skip
+            assert r.plan is not None
+            mechanism, std = r.plan.mechanism, noise_std(r)
+            sent.append(senders(r, planted.num_clients))
+            along.append((directions @ r.released.to(directions)).double().cpu().numpy() / radius)
+            if std > 0:
+                squares.append(np.add.reduceat((r.released.cpu().numpy() / std) ** 2, starts))
+            on_progress(r.number, planned.rounds)
+    except BoundBroken as error:
+        broken = str(error)
+    done = max(1, len(sent))
+    found = Audit(
+        f"a training by {algorithm.name} ({mechanism.trust}, {mechanism.adjacency}, {participation.name})",
+        mechanism.epsilon(done, delta), delta, 0.0, 0.0, 0.0, _expected_estimate(mechanism, done, delta), {}, m,
+        len(sent), time.perf_counter() - started, broken=broken,
+    )  # fmt: skip
+    if broken is not None:
+        return found
+    drawn, projections = np.stack(sent), np.stack(along)
+    scores = _log_ratios(projections, drawn[:, -m:], drawn.sum(1), mechanism).sum(0)
     order, k = np.argsort(scores), m // 4
     right = int(present[order[-k:]].sum() + (~present[order[:k]]).sum())
-    coins = participation.select is None and mechanism.min_cohort == 1
+    results = {"the length of messages": _length_along(projections, drawn[:, -m:], present, privacy.adjacency)}
+    if squares:
+        results["noise level, at the least"] = _at_least(np.stack(squares), np.diff(np.append(starts, problem.dim)))
+    if participation.select is None and mechanism.min_cohort == 1 and mechanism.p < 1:
+        results |= _counts(drawn[None], mechanism.p) | _dependence(drawn, mechanism.p)
     estimate, estimate_low = two_gaussians(scores, present, delta)
-    return Audit(
-        f"a training by {algorithm.name} ({mechanism.trust}, {mechanism.adjacency}, {participation.name})",
-        mechanism.epsilon(len(sent), delta), delta, one_run_epsilon(m, 2 * k, right, delta, 1 - CONFIDENCE),
-        estimate, estimate_low, _expected_estimate(mechanism, len(sent), delta),
-        _sampler_checks(np.stack(sent)[None], mechanism.p) if coins else {}, m, len(sent),
-        time.perf_counter() - started,
+    return replace(
+        found, lower_bound=one_run_epsilon(m, 2 * k, right, delta, 1 - CONFIDENCE), estimate=estimate,
+        estimate_low=estimate_low, checks=results, seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
+    """Checks of noise in a run where nobody says anything, and in shorter ones with another seed and another stream."""
+    mechanism, at = for_noise(mechanism), _seed(seed, 0)
+    seen = watch(stage, mechanism, rounds, at, tick)
+    again = min(AGAIN, rounds)
+    others = [watch(stage, mechanism, again, at + (not mechanism.secure), tick)]  # secure noise takes no seed
+    if not mechanism.secure:
+        others.append(watch(stage, replace(mechanism, stream=mechanism.stream + 1), again, at, tick))
+    due, counts = seen.squares[seen.due], int(seen.due.sum()) * seen.sizes
+    sample = seen.sample[seen.due]
+    found = {
+        "noise level": levels(due.sum(), due.shape[0] * seen.sizes.sum()),
+        "noise level by coordinates": least(
+            levels(seen.by_coordinate, len(due) * np.ones(1)), levels(due.sum(0), counts)
+        ),
+        "noise level by rounds": least(levels(due.sum(1), seen.sizes.sum()), levels(due, seen.sizes)),
+    }
+    if mechanism.trust == "central" and mechanism.p < 1:
+        unheard = seen.squares[~seen.sent.any(1)]
+        found["noise when nobody is drawn"] = levels(unheard.sum(), unheard.shape[0] * seen.sizes.sum())
+    some = sample[:, : checks.SOME]
+    found |= {
+        "noise shape": checks.shape(sample),
+        "noise of any two rounds": checks.any_two(sample),
+        "noise of any two coordinates": checks.any_two(sample.T),
+        "noise of any three": least(checks.any_three(some), checks.any_three(sample[: checks.SOME].T)),
+        "noise drawn once": least(checks.repeated(sample, *(o.sample for o in others)), checks.repeated(seen.first)),
+        "noise of two runs": least(*(checks.between(seen.sample, o.sample) for o in others)),
+    }
+    if not mechanism.secure:
+        same = watch(stage, mechanism, again, at, tick)
+        agree = (same.sent == seen.sent[:again]).all() and (same.sample == seen.sample[:again]).all()
+        found["the same seed again"] = float(agree)
+    return found
+
+
+def watched_cohorts(mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
+    """Checks of Poisson sampling in runs of few parameters where nobody says anything; of cohorts and noise together
+    also with other coins, since a coin of probability 1/4 takes but the highest bits of a random word."""
+    mechanism, at = for_cohorts(mechanism), _seed(seed, 1)
+    narrow = stage_for(mechanism, None, NARROW, torch.float64, None)
+    seen = watch(narrow, mechanism, 2 * rounds, at, tick)
+    other = watch(narrow, mechanism, min(AGAIN, rounds), at + (not mechanism.secure), tick)
+    rare = watch(narrow, for_cohorts(mechanism, RARE), rounds, at, tick)
+    together = [
+        checks.cohorts_and_noise(w.sent[w.due], w.sample[w.due], p) for w, p in ((seen, mechanism.p), (rare, RARE))
+    ]
+    return {
+        **_counts(seen.sent[None], mechanism.p),
+        **_dependence(seen.sent, mechanism.p),
+        "cohorts of two runs": checks.sets_between(seen.sent, other.sent, mechanism.p),
+        "cohorts and noise": least(*together),
+    }
+
+
+def _ticks(on_progress: Progress, total: int) -> Tick:
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, total)
+
+    return tick
+
+
+def _seed(seed: int, run: int) -> int:
+    return int(generator(seed, "audit", 2, run).integers(2**62))
+
+
+def _words(at: Attack, whole: Stage, rounds: int, side_rounds: int) -> str:
+    """What was played, for the report."""
+    some = f" of {whole.dim:,}" if at.stage.dim < whole.dim else ""
+    few = f" of {rounds:,}" if at.rounds < rounds else ""
+    return (
+        f"{whole.algorithm.name}, {at.stage.dim:,}{some} parameters in {str(whole.dtype).removeprefix('torch.')}, "
+        f"{at.rounds:,}{few} rounds; {side_rounds:,} of noise alone"
+    )
+
+
+def _lengths(seen: Seen, at: Attack, stage: Stage, seed: int, tick: Tick) -> tuple[float, float, float]:
+    """Whether messages keep to the radius: in the attack on the average; there, next to without noise, each; and of a
+    client alone."""
+    heard = seen.canaries_sent * signs(seen.present, at.mechanism.adjacency)[:, None]
+    run, k, _ = np.nonzero(heard)
+    excess = (seen.along * heard - 1)[heard != 0] / seen.std[run, k]
+    return (
+        float(norm.sf(excess.sum() / math.sqrt(max(1, excess.size)))),
+        float(all_short(at, _seed(seed, 2), tick)),
+        float(longest_alone(stage, seed, tick) <= 1 + TOLERANCE),
+    )
+
+
+def _level_beside_messages(seen: Seen, mechanism: Mechanism) -> float:
+    """The level of noise along the vectors of canaries that said nothing, in rounds where it is due."""
+    silent = seen.canaries_sent * signs(seen.present, mechanism.adjacency)[:, None] == 0
+    silent &= seen.std[:, :, None] > 0
+    std = np.broadcast_to(seen.std[:, :, None], silent.shape)[silent]
+    return levels(((seen.along[silent] / std) ** 2).sum(), std.size) if std.size else 1.0
+
+
+def _length_along(along: np.ndarray, sent: np.ndarray, present: np.ndarray, adjacency: str) -> float:
+    """Whether canaries add more than the radius to the sums (K, m) along their vectors: the mean over rounds where one
+    sends less that over the others, or, where all send always, less what is found along absent canaries' vectors.
+
+    What other clients send in a round does not depend on who is drawn in it, so that it cancels.
+    """
+    sign = np.where(present | (adjacency == "zero_out"), 1.0, -1.0)
+    speaks = present | (adjacency == "replace_one")
+    both = speaks & sent.any(0) & ~sent.all(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        on = (along * sign * sent).sum(0) / sent.sum(0)
+        off = (along * sign * ~sent).sum(0) / (~sent).sum(0)
+    if both.sum() >= 10:
+        lengths, nothing = (on - off)[both], np.zeros(0)
+    else:
+        lengths, nothing = on[speaks & sent.any(0)], on[~speaks & sent.any(0)]
+    if len(lengths) < 10:
+        return 1.0
+    error = math.sqrt(sum(part.var(ddof=1) / len(part) for part in (lengths, nothing) if len(part) > 1))
+    excess = float(lengths.mean() - (nothing.mean() if len(nothing) > 1 else 0.0) - 1)
+    return float(student.sf(excess / error, len(lengths) - 1)) if error > 0 else float(excess <= TOLERANCE)
+
+
+def _at_least(squares: np.ndarray, sizes: np.ndarray) -> float:
+    """Whether released sums (K rounds, blocks) are as large as the noise in them makes them: messages only add."""
+    pairs = ((squares.sum(1), sizes.sum()), (squares.sum(0), len(squares) * sizes), (squares, sizes))
+    return least(*(least(chi2.cdf(part, counts)) for part, counts in pairs))
+
+
+def _counts(sent: np.ndarray, p: float) -> dict[str, float]:
+    """Whether (R, K, M) draws are coins: how many, and how evenly over clients and over rounds, neither more nor less
+    than coins would be."""
+    return {
+        "sampling rate": float(two_sided(binom(sent.size, p), sent.sum())),
+        "draws per client": checks.dispersion(sent.sum(1), sent.shape[1], p),
+        "cohort sizes": checks.dispersion(sent.sum(2), sent.shape[2], p),
+    }
+
+
+def _dependence(sent: np.ndarray, p: float) -> dict[str, float]:
+    """Whether (K, M) draws are independent: any two rounds, any two clients, and any three of either."""
+    clients = sent[:, : 4 * checks.SOME]
+    triples = (
+        checks.any_three_sets(sent, p),
+        checks.any_three_sets(clients.T, p),
+        checks.any_three_columns(sent[:, :SEVERAL], p),
+    )
+    return {
+        "any two cohorts": checks.any_two_sets(sent, p),
+        "any two clients": checks.any_two_sets(clients.T, p),
+        "any three cohorts or clients": least(*triples),
+    }
 
 
 def _expected_estimate(mechanism: Mechanism, rounds: int, delta: float) -> float:
@@ -237,54 +450,6 @@ def _directions(m: int, dim: int, rng: np.random.Generator) -> Tensor:
     return columns.T.contiguous()
 
 
-def _asked(mechanism: Mechanism, delta: float) -> Privacy:
-    """What to ask for to get just this mechanism."""
-    return Privacy(
-        None, delta, mechanism.noise_std, mechanism.trust, mechanism.adjacency, mechanism.colluders,
-        mechanism.min_cohort, randomness="secure" if mechanism.secure else "seeded",
-    )  # fmt: skip
-
-
-def _played(mechanism: Mechanism, trials: int) -> Mechanism:
-    """The mechanism with as many clients as its attacker has to face."""
-    rule, m = mechanism.participation.asleep(), mechanism.num_clients
-    if mechanism.trust == "central" and (rule.select is None or rule.rate(m) == 1):
-        m = trials
-    if mechanism.trust == "local":
-        m, rule = 1, rule if rule.select is None else full()
-    return replace(mechanism, num_clients=m, participation=rule, colluders=min(mechanism.colluders, m - 1))
-
-
-def _side(mechanism: Mechanism) -> Mechanism | None:
-    """What shows more in another run: empty cohorts in central, and in secagg the cohorts before any is called off."""
-    if mechanism.participation.select is None and mechanism.trust == "central" and mechanism.p < 1:
-        return replace(mechanism, num_clients=1, participation=poisson(min(mechanism.p, 0.5)), colluders=0)
-    return replace(mechanism, min_cohort=1) if mechanism.min_cohort > 1 else None
-
-
-def _play(mechanism: Mechanism, rounds: int, delta: float, trials: int, seed: int, on_progress: Progress) -> _Seen:
-    """Runs with canaries on coordinates of their own and, if there are more clients than that, silent ones."""
-    clients, radius = mechanism.num_clients, mechanism.radius
-    m = min(clients, trials)
-    dim, runs, rng = max(m, 16), -(-trials // m), generator(seed, "audit")
-    silence, axes = Silence(dim, clients - m), torch.eye(m, dim, dtype=torch.float64)
-    method, asked = dp_fed_avg_clip(gd(1.0), tau=radius, server_step=1e-9), _asked(mechanism, delta)
-    seen = _Seen(rng.random((runs, m)) < 0.5, np.empty((runs, rounds, dim)), np.empty((runs, rounds, clients), bool))
-    for run, own_seed in enumerate(rng.integers(2**62, size=runs).tolist()):
-        problem = with_canaries(silence, axes, seen.present[run], mechanism.adjacency, 1e6 * radius)
-        for r in simulate(problem, method, mechanism.participation, asked, rounds=rounds, seed=own_seed, workers=1):
-            seen.released[run, r.number - 1] = r.released.numpy() / radius
-            seen.sent[run, r.number - 1] = _senders(r, clients)
-            on_progress(run * rounds + r.number, runs * rounds)
-    return seen
-
-
-def _senders(r: Round, num_clients: int) -> np.ndarray:
-    sent = np.zeros(num_clients, bool)
-    sent[r.cohort.computing[r.cohort.sending]] = True
-    return sent
-
-
 def _log_ratios(y: np.ndarray, sent: np.ndarray, sizes: Any, mechanism: Mechanism) -> np.ndarray:
     """How much likelier the projections y (..., m) of a round are with the canary in than out, as a logarithm.
 
@@ -298,57 +463,3 @@ def _log_ratios(y: np.ndarray, sent: np.ndarray, sizes: Any, mechanism: Mechanis
     absent, drawn = math.log1p(-p) if p < 1 else -math.inf, math.log(p)
     ratios = np.logaddexp(absent, drawn + (y - 0.5) / variance)
     return np.asarray(ratios - np.logaddexp(absent, drawn + (-y - 0.5) / variance) if mirrored else ratios)
-
-
-def _noise(seen: _Seen, mechanism: Mechanism) -> np.ndarray:
-    """What was released beyond the messages, in units of what it should be: standard normal, (R, K, d)."""
-    rest, m = seen.released.copy(), seen.present.shape[1]
-    rest[:, :, :m] -= seen.canaries_sent * signs(seen.present, mechanism.adjacency)[:, None]
-    senders = 1 if mechanism.trust == "central" else np.maximum(seen.sent.sum(2, keepdims=True), 1)
-    return np.asarray(rest / (mechanism.noise_std * np.sqrt(senders)))
-
-
-def _noise_checks(seen: _Seen, mechanism: Mechanism) -> dict[str, float]:
-    noise, m = _noise(seen, mechanism), seen.present.shape[1]
-    heard = seen.canaries_sent * signs(seen.present, mechanism.adjacency)[:, None]
-    along = noise[:, :, :m][heard != 0] * heard[heard != 0]
-    noise = noise.reshape(-1, noise.shape[2]) if mechanism.trust == "central" else noise[seen.sent.any(2)]
-
-    def no_sum(values: np.ndarray) -> float:
-        return float(2 * norm.sf(abs(values.sum()) / math.sqrt(max(values.size, 1))))
-
-    return {
-        "the length of messages": no_sum(along),
-        "noise level": _two_sided(chi2(noise.size), (noise**2).sum()),
-        "noise shape": float(kstest(noise.ravel()[: 10**6], "norm").pvalue) if noise.size else 1.0,
-        "noise from round to round": no_sum(noise[1:] * noise[:-1]),
-        "noise from coordinate to coordinate": no_sum(noise[:, 1:] * noise[:, :-1]),
-    }
-
-
-def _sampler_checks(sent: np.ndarray, p: float) -> dict[str, float]:
-    """Whether (R, K, M) draws are independent coins: how many; how evenly over clients, and over rounds (neither more
-    nor less than coins would be); and how many clients two rounds in a row have in common."""
-    pairs = sent.shape[1] // 2
-    common = sent[:, 0 : 2 * pairs : 2] & sent[:, 1 : 2 * pairs : 2]
-    return {
-        "sampling rate": _two_sided(binom(sent.size, p), sent.sum()),
-        "draws per client": _dispersion(sent.sum(1), sent.shape[1], p),
-        "cohort sizes": _dispersion(sent.sum(2), sent.shape[2], p),
-        "successive cohorts": _two_sided(binom(common.size, p * p), common.sum()),
-    }
-
-
-def _dispersion(counts: np.ndarray, n: int, p: float) -> float:
-    """Whether counts vary as binomial ones do: the sum of squares against a gamma distribution of the same moments.
-    1 where there is too little to tell."""
-    spread = n * p * (1 - p)
-    if n == 1 or counts.size < 30 or counts.size * spread < 100:
-        return 1.0
-    variance = 2 + (1 - 6 * p * (1 - p)) / spread  # of one squared deviation, in units of its mean
-    return _two_sided(gamma(counts.size / variance, scale=variance), ((counts - n * p) ** 2).sum() / spread)
-
-
-def _two_sided(law: Any, value: float) -> float:
-    """The p-value of a value that must be neither too small nor too large; it counts on both sides."""
-    return float(min(1.0, 2 * law.cdf(value), 2 * law.sf(np.nextafter(value, -math.inf))))

@@ -63,12 +63,15 @@ class WithCanaries:
 
 
 def with_canaries(
-    problem: Problem, directions: Tensor, present: np.ndarray, adjacency: Adjacency = "zero_out", scale: float = 1e6
-) -> WithCanaries:
+    problem: Problem, directions: Tensor, present: np.ndarray, adjacency: Adjacency = "zero_out", scale: float = 1e6,
+    nothing: float = 0.0,
+) -> WithCanaries:  # fmt: skip
     """The problem with a canary for each row c of `directions`: its gradient is always scale * c where `present`, else
-    0 (zero_out) or -scale * c (replace_one).
+    `nothing` (zero_out) or -scale * c (replace_one).
 
     The scale is far beyond what an error-feedback memory can reach, so that a bounded message is radius * c each time.
+    With nothing=nan a canary that is not there is left out, as every client whose update is not finite: its message is
+    zero whatever the method corrects updates by.
     """
     one_of("adjacency", adjacency, ADJACENCIES)
     positive("scale", scale)
@@ -76,17 +79,19 @@ def with_canaries(
         raise UserError(f"canaries need directions (m, {problem.dim}) and m marks of who is present, but got "
                         f"{tuple(directions.shape)} and {present.shape}.")  # fmt: skip
     x = problem.init(generator(0, "init"))
-    factors = torch.from_numpy(scale * signs(present, adjacency))
+    factors = torch.from_numpy(scale * signs(present, adjacency, nothing))
     return WithCanaries(problem, directions.to(x) * factors.to(x)[:, None])
 
 
 @final
 @dataclass(frozen=True)
 class Silence:
-    """Clients that have nothing to say: the gradient is zero everywhere."""
+    """Clients that have nothing to say: the gradient is `gradient` everywhere, zero or (to be left out) nan."""
 
     dim: int
     num_clients: int
+    dtype: torch.dtype = torch.float64
+    gradient: float = 0.0
 
     @property
     def tile(self) -> int:
@@ -97,10 +102,10 @@ class Silence:
         return np.ones(self.num_clients, np.int64)
 
     def init(self, rng: np.random.Generator) -> Tensor:
-        return torch.zeros(self.dim, dtype=torch.float64)
+        return torch.zeros(self.dim, dtype=self.dtype)
 
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
-        return x.new_zeros(len(ids), self.dim)
+        return x.new_full((len(ids), self.dim), self.gradient)
 
     def evaluate(self, x: Tensor) -> Metrics:
         return Metrics({}, {"train_loss": 0.0})
@@ -112,6 +117,6 @@ class Silence:
         return x
 
 
-def signs(present: np.ndarray, adjacency: Adjacency) -> np.ndarray:
+def signs(present: np.ndarray, adjacency: Adjacency, nothing: float = 0.0) -> np.ndarray:
     """What each canary sends, in units of its vector."""
-    return np.where(present, 1.0, -1.0 if adjacency == "replace_one" else 0.0)
+    return np.where(present, 1.0, -1.0 if adjacency == "replace_one" else nothing)
