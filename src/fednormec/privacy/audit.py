@@ -128,13 +128,14 @@ class Audit:
     def text(self) -> str:
         """A short report for a person."""
         low = math.floor(100 * self.lower_bound) / 100
+        proof, sure = (f"{level:.2%} confidence" for level in (CONFIDENCE, OF_ESTIMATE))
         checks = (f"{name}: {'passed' if p >= LEVEL else 'FAILED'} (p = {p:.2g})" for name, p in self.checks.items())
         return "\n".join([
             f"audit of {self.of}: {self.verdict}",
             *(f"  because      {reason}" for reason in self.reasons),
             f"  claimed      ε ≤ {up(self.claimed)} at δ = {self.delta:g} after {self.rounds} rounds",
-            f"  lower bound  ε ≥ {low:.2f} with {CONFIDENCE:.2%} confidence: of proof strength, limited by the number of trials",
-            f"  estimate     ε ≈ {self.estimate:.2f}, > {self.estimate_low:.2f} with {OF_ESTIMATE:.2%} confidence: not a bound",
+            f"  lower bound  ε ≥ {low:.2f} with {proof}: a bound of proof strength, limited by the number of trials",
+            f"  estimate     ε ≈ {self.estimate:.2f}, > {self.estimate_low:.2f} with {sure}: an estimate, not a bound",
             f"  expected     ε ≈ {self.expected:.2f} as estimate, if all is right",
             *(f"  check        {check}" for check in checks),
             *([f"  played       {self.played}"] if self.played else []),
