@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test test-federation check setup bench bench-growth bench-ray bench-measuring soak fuzz crashes verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test test-federation check setup bench bench-growth bench-ray bench-measuring soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -60,6 +60,10 @@ fuzz: $(READY)
 crashes: $(READY)
 	for mode in 'random 300' calls; do \
 	  folder=$$(mktemp -d) && $(BIN)/python tests/crashes.py $$folder $$mode && rm -r $$folder || exit 1; done
+
+# how small a planted fault the audit finds, and how often it accuses what is right: an hour
+audit-faults: $(READY)
+	$(BIN)/python experiments/audit-faults/audit_faults.py
 
 # every guarantee against hundreds of random problems: minutes
 verify-theory: $(READY)

@@ -10,9 +10,10 @@ import torch
 from scipy import stats
 
 import fednormec as fn
-from fednormec import bounds
+from fednormec import bounds, clients
+from fednormec.errors import BoundBroken
 from fednormec.participation import Cohort, Participation
-from fednormec.privacy import accounting
+from fednormec.privacy import accounting, playing
 from fednormec.privacy.audit import (
     Audit,
     _counts,
@@ -31,6 +32,7 @@ from fednormec.privacy.evidence import (
     one_run_p_value,
     two_gaussians,
 )
+from fednormec.privacy.playing import ROOM, SOME_TRIALS, WORK, attack, stage_for
 
 DELTA = 1e-5
 CENTRAL = fn.Mechanism(20, fn.poisson(0.25), 2.734)  # ε = 8 after 300 rounds
@@ -63,7 +65,7 @@ def scale_noise(monkeypatch, factor):
     ],
 )
 def test_a_right_mechanism_passes(mechanism, rounds, trials):
-    audit = audit_mechanism(mechanism, rounds, DELTA, trials=trials, seed=1, side_rounds=200)
+    audit = audit_mechanism(mechanism, rounds, DELTA, trials=trials, seed=1, side_rounds=60)
     assert audit.verdict == "consistent", audit.text()
     assert audit.trials == trials
     assert audit.lower_bound <= audit.claimed == mechanism.epsilon(rounds, DELTA)
@@ -73,7 +75,7 @@ def test_a_right_mechanism_passes(mechanism, rounds, trials):
 
 
 def test_the_estimate_is_near_a_tight_claim():
-    audit = audit_mechanism(CENTRAL, 300, DELTA, side_rounds=200)
+    audit = audit_mechanism(CENTRAL, 300, DELTA, side_rounds=60)
     assert audit.claimed == pytest.approx(8, abs=0.02)
     assert audit.expected == pytest.approx(7.63, abs=0.01)
     assert audit.estimate == pytest.approx(audit.expected, abs=1.2)
@@ -95,7 +97,7 @@ def test_progress_is_told_round_by_round():
 
 def test_halved_noise_is_caught(monkeypatch):
     scale_noise(monkeypatch, 0.5)
-    audit = audit_mechanism(CENTRAL, 300, DELTA, side_rounds=200)
+    audit = audit_mechanism(CENTRAL, 300, DELTA, side_rounds=60)
     assert audit.verdict == "violated"
     assert audit.estimate == pytest.approx(18, abs=3)
     assert audit.estimate_low > 8
@@ -106,7 +108,7 @@ def test_halved_noise_is_caught(monkeypatch):
 
 def test_noise_of_the_total_norm_is_caught(monkeypatch):
     scale_noise(monkeypatch, 1 / math.sqrt(269_722))
-    audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=200)
+    audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=60)
     assert audit.estimate_low > 20 > audit.claimed
     assert audit.lower_bound > 2
     assert audit.checks["noise level"] < LEVEL
@@ -118,13 +120,13 @@ def test_noise_of_the_total_norm_is_caught(monkeypatch):
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_wrong_noise_is_caught_in_every_trust_model(monkeypatch, mechanism, factor):
     scale_noise(monkeypatch, factor)
-    assert audit_mechanism(mechanism, 8, DELTA, trials=80, side_rounds=200).checks["noise level"] < LEVEL
+    assert audit_mechanism(mechanism, 8, DELTA, trials=80, side_rounds=60).checks["noise level"] < LEVEL
 
 
 def test_no_noise_at_all_is_proved_against_a_small_claim(monkeypatch):
     scale_noise(monkeypatch, 0.0)
     audit = audit_mechanism(
-        replace(CENTRAL, participation=fn.full(), noise_std=40.0), 10, DELTA, trials=400, side_rounds=200
+        replace(CENTRAL, participation=fn.full(), noise_std=40.0), 10, DELTA, trials=400, side_rounds=60
     )
     assert audit.claimed < 1 < 2 < audit.lower_bound
     assert audit.reasons[:2] == (
@@ -141,7 +143,7 @@ def test_noise_that_is_left_out_for_empty_cohorts_is_caught(monkeypatch):
         return right(self, dim, senders, seed, round) * (senders > 0)
 
     monkeypatch.setattr(fn.Mechanism, "noise", noise)
-    audit = audit_mechanism(CENTRAL, 20, DELTA, trials=200, side_rounds=200)
+    audit = audit_mechanism(CENTRAL, 20, DELTA, trials=200, side_rounds=60)
     assert "the check of noise when nobody is drawn fails" in audit.reasons
     assert audit.checks["sampling rate"] > LEVEL and audit.checks["the length of messages"] > LEVEL
 
@@ -149,7 +151,7 @@ def test_noise_that_is_left_out_for_empty_cohorts_is_caught(monkeypatch):
 def test_noise_that_does_not_grow_with_the_cohort_is_caught(monkeypatch):
     right = fn.Mechanism.noise
     monkeypatch.setattr(fn.Mechanism, "noise", lambda self, dim, senders, *at: right(self, dim, 1, *at))
-    audit = audit_mechanism(SECAGG, 60, DELTA, trials=200, side_rounds=200)
+    audit = audit_mechanism(SECAGG, 60, DELTA, trials=200, side_rounds=60)
     assert audit.checks["noise level"] < LEVEL
     assert audit.estimate_low > audit.claimed
 
@@ -159,10 +161,10 @@ def test_noise_that_repeats_itself_is_caught(monkeypatch):
     monkeypatch.setattr(
         fn.Mechanism, "noise", lambda self, dim, senders, seed, round: right(self, dim, senders, seed, 1)
     )
-    assert audit_mechanism(CENTRAL, 20, DELTA, trials=40, side_rounds=200).checks["noise of any two rounds"] < LEVEL
+    assert audit_mechanism(CENTRAL, 20, DELTA, trials=40, side_rounds=60).checks["noise of any two rounds"] < LEVEL
     monkeypatch.setattr(fn.Mechanism, "noise", lambda self, dim, *at: np.tile(right(self, 1, *at), dim))
     assert (
-        audit_mechanism(CENTRAL, 20, DELTA, trials=200, side_rounds=200).checks["noise of any two coordinates"] < LEVEL
+        audit_mechanism(CENTRAL, 20, DELTA, trials=200, side_rounds=60).checks["noise of any two coordinates"] < LEVEL
     )
 
 
@@ -171,7 +173,7 @@ def test_noise_of_another_shape_is_caught(monkeypatch):
         return self.noise_std * math.sqrt(12) * (np.random.default_rng([seed, round]).random(dim) - 0.5)
 
     monkeypatch.setattr(fn.Mechanism, "noise", uniform)
-    assert audit_mechanism(CENTRAL, 20, DELTA, trials=400, side_rounds=200).checks["noise shape"] < LEVEL
+    assert audit_mechanism(CENTRAL, 20, DELTA, trials=400, side_rounds=60).checks["noise shape"] < LEVEL
 
 
 def test_messages_longer_than_the_radius_are_caught(monkeypatch):
@@ -182,7 +184,7 @@ def test_messages_longer_than_the_radius_are_caught(monkeypatch):
         return messages._replace(factors=2 * messages.factors)
 
     monkeypatch.setattr(bounds, "_radial", twice_as_long)
-    audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=200)
+    audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=60)
     assert audit.checks["the length of messages"] < LEVEL
     assert audit.estimate_low > audit.claimed
 
@@ -191,7 +193,7 @@ def test_messages_longer_than_the_radius_are_caught(monkeypatch):
 def test_one_cohort_for_all_rounds_is_caught(monkeypatch, mechanism):
     right = fn.Mechanism.cohort
     monkeypatch.setattr(fn.Mechanism, "cohort", lambda self, seed, round: right(self, seed, 1))
-    checks = audit_mechanism(mechanism, 16, DELTA, trials=200, side_rounds=200).checks
+    checks = audit_mechanism(mechanism, 16, DELTA, trials=200, side_rounds=60).checks
     assert checks["draws per client"] < LEVEL
     assert checks["any two cohorts"] < LEVEL
 
@@ -202,7 +204,7 @@ def test_cohorts_of_a_fixed_size_are_not_poisson(monkeypatch):
         return Cohort(senders, np.ones(len(senders), bool))
 
     monkeypatch.setattr(Participation, "draw", draw)
-    audit = audit_mechanism(CENTRAL, 60, DELTA, trials=200, side_rounds=200)
+    audit = audit_mechanism(CENTRAL, 60, DELTA, trials=200, side_rounds=60)
     assert "the check of cohort sizes fails" in audit.reasons
 
 
@@ -212,7 +214,7 @@ def test_going_round_all_clients_in_turn_is_not_poisson(monkeypatch):
         return Cohort(senders, np.ones(len(senders), bool))
 
     monkeypatch.setattr(fn.Mechanism, "cohort", cohort)
-    checks = audit_mechanism(CENTRAL, 60, DELTA, trials=200, side_rounds=200).checks
+    checks = audit_mechanism(CENTRAL, 60, DELTA, trials=200, side_rounds=60).checks
     assert checks["draws per client"] < LEVEL and checks["any two cohorts"] < LEVEL
 
 
@@ -221,14 +223,101 @@ def test_drawing_more_often_than_claimed_is_caught(monkeypatch):
     monkeypatch.setattr(
         fn.Mechanism, "cohort", lambda self, *at: right(replace(self, participation=fn.poisson(0.3, "sleep")), *at)
     )
-    assert audit_mechanism(CENTRAL, 60, DELTA, trials=200, side_rounds=200).checks["sampling rate"] < LEVEL
+    assert audit_mechanism(CENTRAL, 60, DELTA, trials=200, side_rounds=60).checks["sampling rate"] < LEVEL
 
 
 def test_a_round_below_the_least_cohort_is_caught(monkeypatch):
     right = fn.Mechanism.cohort
     monkeypatch.setattr(fn.Mechanism, "cohort", lambda self, *at: right(replace(self, min_cohort=1), *at))
-    audit = audit_mechanism(replace(SECAGG, num_clients=20, min_cohort=6), 40, DELTA, trials=40, side_rounds=200)
+    audit = audit_mechanism(replace(SECAGG, num_clients=20, min_cohort=6), 40, DELTA, trials=40, side_rounds=60)
     assert audit.reasons == ("the check of the least cohort fails",)
+
+
+# The run's own method
+
+
+OWN = {
+    "fed_normec": fn.fed_normec(fn.gd(0.1, steps=3)),
+    "clip21": fn.clip21(tau=0.5),
+    "clip21_sgd2m": fn.clip21_sgd2m(tau=2.0),
+    "dp_fed_avg_clip": fn.dp_fed_avg_clip(fn.sgd(0.1, steps=2), tau=3.0),
+    "dp_fed_avg_normalized": fn.dp_fed_avg_normalized(fn.gd(1e-3), alpha=5.0, beta=0.3),
+    "dp_scaffold": fn.dp_scaffold(fn.gd(0.1)),
+}
+
+
+def audit_of(algorithm, mechanism=CENTRAL, **more):
+    own = {"dim": 50, "dtype": torch.float32, "trials": 40, "side_rounds": 30} | more
+    mechanism = replace(mechanism, radius=algorithm.bound.radius)
+    return audit_mechanism(mechanism, 6, DELTA, algorithm=algorithm, **own)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("trust", ["central", "secagg", "local"])
+def test_every_method_is_audited_as_it_is(name, trust):
+    audit = audit_of(OWN[name], replace(CENTRAL, trust=trust))
+    assert audit.verdict == "consistent", audit.text()
+    assert audit.played == f"{OWN[name].name}, 50 parameters in float32, 6 rounds; 30 of noise alone"
+    assert audit.played in audit.text() and audit.facts()["played"] == audit.played
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_messages_that_are_five_percent_too_long_are_caught(monkeypatch, name):
+    right = clients.tile
+    longer = lambda found: found._replace(total=1.05 * found.total)  # noqa: E731
+    monkeypatch.setattr(clients, "tile", lambda *args: longer(right(*args)))
+    assert audit_of(OWN[name]).reasons == ("the check of the length of messages fails",)
+
+
+def test_only_messages_of_later_clients_that_are_too_long_are_caught(monkeypatch):
+    right = bounds.Messages.sum
+
+    def some_twice(self, sends, exactly=False):
+        return right(self, torch.cat([sends[:9], 1.01 * sends[9:]]), exactly)
+
+    monkeypatch.setattr(bounds.Messages, "sum", some_twice)
+    assert audit_of(OWN["fed_normec"]).reasons == ("the check of the length of messages fails",)
+
+
+def test_a_large_model_is_played_at_full_width_by_fewer_canaries_in_fewer_rounds():
+    def sized(mechanism, dim, rounds, trials=None):
+        return attack(mechanism, stage_for(mechanism, OWN["fed_normec"], dim, torch.float32, trials), rounds, trials)
+
+    small, large, long = sized(CENTRAL, 650, 60), sized(CENTRAL, 300_000, 60), sized(CENTRAL, 300_000, 10**4)
+    assert (small.canaries, small.runs, small.rounds) == (500, 2, 60)
+    assert large.stage.dim == long.stage.dim == 300_000
+    for at in (large, long):
+        assert SOME_TRIALS <= at.canaries * at.runs < 1000 and at.canaries * 300_000 <= ROOM
+        assert at.canaries * at.runs * at.rounds * 300_000 <= 1.1 * WORK
+    assert (large.rounds, long.rounds < 200) == (60, True)
+    assert sized(CENTRAL, 300_000, 60, 400).canaries * sized(CENTRAL, 300_000, 60, 400).runs >= 400
+    crowd = sized(replace(SECAGG, num_clients=5000), 300_000, 60)
+    assert crowd.mechanism.num_clients == 5000 and crowd.stage.dim == ROOM // 5000
+    assert sized(LOCAL, 300_000, 60).mechanism.num_clients == 1
+
+
+def test_the_rounds_that_were_played_are_what_is_claimed_for(monkeypatch):
+    monkeypatch.setattr(playing, "WORK", 40 * 50 * 3)
+    audit = audit_of(OWN["fed_normec"])
+    assert audit.rounds == 3 and audit.claimed == CENTRAL.epsilon(3, DELTA) and "3 of 6 rounds" in audit.played
+
+
+@pytest.mark.parametrize("place", ["attack", "alone"])
+def test_what_the_engine_refuses_is_a_violation(monkeypatch, place):
+    def refuse(*args):
+        raise BoundBroken("client 3 sent a message of length 2, beyond the radius 1.")
+
+    monkeypatch.setattr(clients, "tile", refuse) if place == "attack" else monkeypatch.setattr(
+        "fednormec.privacy.audit.longest_alone", refuse
+    )
+    audit = audit_of(OWN["fed_normec"])
+    assert audit.reasons == ("client 3 sent a message of length 2, beyond the radius 1.",)
+    assert audit.verdict == "violated" and "because      client 3 sent" in audit.text()
+    json.dumps(audit.facts(), allow_nan=False)
+    if place == "attack":
+        audit = audit_training(PROBLEM, OWN["fed_normec"], None, fn.Privacy(epsilon=8.0), rounds=3)
+        assert audit.reasons == ("client 3 sent a message of length 2, beyond the radius 1.",)
+        json.dumps(audit.facts(), allow_nan=False)
 
 
 # A training
@@ -270,6 +359,31 @@ def test_a_training_with_too_little_noise_is_caught(monkeypatch, algorithm, fact
     assert audit.reasons == (
         "the estimate lies above the claim by more than chance", "the check of noise level, at the least fails"
     )  # fmt: skip
+
+
+def test_a_training_with_messages_ten_times_too_long_is_caught(monkeypatch):
+    right = clients.tile
+    longer = lambda found: found._replace(total=10 * found.total)  # noqa: E731
+    monkeypatch.setattr(clients, "tile", lambda *args: longer(right(*args)))
+    for participation, adjacency in ((fn.poisson(0.5), "zero_out"), (None, "zero_out"), (None, "replace_one")):
+        privacy = fn.Privacy(epsilon=8.0, adjacency=adjacency)
+        audit = audit_training(PROBLEM, fn.fed_normec(fn.gd(0.1)), participation, privacy, rounds=20)
+        assert audit.claimed == pytest.approx(8, rel=1e-3)
+        assert audit.verdict == "violated" and audit.checks["the length of messages"] < LEVEL
+
+
+def test_a_training_with_noise_missing_in_one_round_or_in_some_coordinates_is_caught(monkeypatch):
+    right = fn.Mechanism.noise
+    for part in (lambda k: np.s_[:] if k == 7 else np.s_[:0], lambda k: np.s_[2900:]):
+
+        def noise(self, dim, senders, seed, round, part=part):
+            draw = right(self, dim, senders, seed, round)
+            draw[part(round)] = 0
+            return draw
+
+        monkeypatch.setattr(fn.Mechanism, "noise", noise)
+        audit = audit_training(PROBLEM, fn.fed_normec(fn.gd(0.1)), fn.poisson(0.5), fn.Privacy(epsilon=8.0), rounds=10)
+        assert audit.checks["noise level, at the least"] < LEVEL
 
 
 def test_a_training_without_noise_is_proved_against_a_small_claim(monkeypatch):
@@ -483,11 +597,15 @@ def test_the_report_says_what_each_number_is():
 
 def test_mistakes_are_told():
     with pytest.raises(fn.UserError, match="at least 40 canaries"):
-        audit_mechanism(CENTRAL, 10, DELTA, trials=10, side_rounds=200)
+        audit_mechanism(CENTRAL, 10, DELTA, trials=10)
     with pytest.raises(fn.UserError, match="rounds"):
         audit_mechanism(CENTRAL, 0, DELTA)
     with pytest.raises(fn.UserError, match="delta"):
         audit_mechanism(CENTRAL, 10, 1.0)
+    with pytest.raises(fn.UserError, match="messages of length 1, but Clip21 bounds them by 0.5"):
+        audit_mechanism(CENTRAL, 10, DELTA, algorithm=fn.clip21(tau=0.5))
+    with pytest.raises(fn.UserError, match="side_rounds"):
+        audit_mechanism(CENTRAL, 10, DELTA, side_rounds=0)
     with pytest.raises(fn.UserError, match="at least 40 canaries"):
         audit_training(PROBLEM, fn.clip21(), None, fn.Privacy(epsilon=8.0), rounds=3, canaries=0)
     with pytest.raises(fn.UserError, match="rounds"):

@@ -1,6 +1,6 @@
 """How small a fault `fednormec audit` finds, and how often it accuses what is right.
 
-    python experiments/audit-faults/audit_faults.py [--runs 100] [--right 2500]
+    python experiments/audit-faults/audit_faults.py [--runs 100] [--right 2000]
 
 Plants one fault at a time into sampling, noise or messages and plays the part of the audit that looks at it, with other
 seeds each time. Of a fault that has a size it looks for the smallest, on a grid, that is found in 99 % of the runs.
@@ -204,19 +204,17 @@ FAULTS: dict[str, Fault] = {
         noise, (0.002, 0.004, 0.005, 0.006, 0.008, 0.01), "{:.1%}"),
     "beyond 1,000": Fault(
         "noise too small on the last 200 of 1,200 coordinates, by", in_noise(beyond), noise,
-        (0.01, 0.02, 0.025, 0.03, 0.04, 0.05, 0.1), "{:.1%}"),
+        (0.01, 0.03, 0.05, 0.1), "{:.1%}"),
     "left out": Fault(
         "noise left out in a share of the rounds", in_noise(left_out), noise,
-        (0.001, 0.003, 0.005, 0.006, 0.008, 0.01), "{:.1%}"),
+        (0.002, 0.006, 0.01), "{:.1%}"),
     "nobody drawn": Fault(
         "noise left out when nobody is drawn",
         in_noise(lambda right, size, self, dim, senders, *at: right(self, dim, senders, *at) * (senders > 0)), noise),
     "lag 2": Fault(
         "noise drawn two rounds before that is in a round's noise, as a share", in_noise(again(2)), noise,
-        (0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.02), "{:.1%}"),
-    "lag 100": Fault(
-        "noise drawn 100 rounds before that is in a round's noise, as a share", in_noise(again(100)), noise,
-        (0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.02), "{:.1%}"),
+        (0.005, 0.01, 0.02), "{:.1%}"),
+    "lag 100": Fault("the noise of 100 rounds before, again", in_noise(again(100)), noise),
     "pairs": Fault(
         "the same noise for pairs of rounds",
         in_noise(lambda right, size, self, dim, senders, seed, round: right(self, dim, senders, seed, round // 2)),
@@ -224,7 +222,7 @@ FAULTS: dict[str, Fault] = {
     "signs": Fault("the noise of every second round is the one before with other signs", in_noise(flipped), noise),
     "noise of three": Fault(
         "noise of three rounds that depends, of any two it does not, in a share of the coordinates",
-        in_noise(of_three), noise, (0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3), "{:.0%}"),
+        in_noise(of_three), noise, (0.02, 0.05, 0.1, 0.3), "{:.0%}"),
     "tile": Fault(
         "the noise of 600 coordinates is that of the 600 before",
         in_noise(lambda right, size, self, dim, *at: np.resize(right(self, 600, *at), dim)), noise),
@@ -241,16 +239,16 @@ FAULTS: dict[str, Fault] = {
     "one generator": Fault("cohort and noise from one generator", one_generator, cohorts),
     "rate": Fault(
         "clients drawn more often than with p = 0.25, by", in_cohort(more_often), cohorts,
-        (0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.01, 0.02), "{:.3f}"),
+        (0.004, 0.008, 0.012), "{:.3f}"),
     "pairs of cohorts": Fault(
         "the same cohort for pairs of rounds",
         in_cohort(lambda size, self, seed, round: coins(self, seed, round // 2) < self.p), cohorts),
     "three cohorts": Fault(
         "cohorts of which any two are independent and three are not, for a share of the clients",
-        in_cohort(three_rounds), cohorts, (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), "{:.0%}"),
+        in_cohort(three_rounds), cohorts, (0.2, 0.5, 0.8, 1.0), "{:.0%}"),
     "three clients": Fault(
         "clients of whom any two are independent and three are not, a share of them",
-        in_cohort(three_clients), cohorts, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0), "{:.0%}"),
+        in_cohort(three_clients), cohorts, (0.2, 0.5, 0.8, 1.0), "{:.0%}"),
     "length": Fault(
         "messages in the error-feedback path too long, by", longer, messages, (1e-6, 5e-6, 2e-5, 1e-4, 0.05, 1.0),
         "{:.3%}"),
@@ -259,7 +257,7 @@ FAULTS: dict[str, Fault] = {
         momentum, (1e-12, 1e-11, 1e-10, 1e-9, 1e-6, 1.0), "{:.0e}"),
     "training": Fault(
         "messages too long in a training with a claim of ε = 8, by", longer, training,
-        (0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 9.0), "{:.0%}"),
+        (0.1, 0.25, 0.5, 1.0, 9.0), "{:.0%}"),
 }  # fmt: skip
 
 
@@ -285,7 +283,7 @@ def accused(number: int) -> list[str]:
     """The reasons against a right mechanism, in a small audit."""
     mechanism, algorithm, dim, dtype = RIGHT[number % len(RIGHT)]
     found = fn.audit_mechanism(
-        mechanism, 4, DELTA, trials=40, seed=number, algorithm=algorithm, dim=dim, dtype=dtype, side_rounds=40
+        mechanism, 4, DELTA, trials=40, seed=number, algorithm=algorithm, dim=dim, dtype=dtype, side_rounds=16
     )
     return list(found.reasons)
 
@@ -295,9 +293,9 @@ def accused(number: int) -> list[str]:
 
 def smallest(pool: ProcessPoolExecutor, name: str, runs: int) -> dict[str, Any]:
     """The first size on the grid that all but 1 % of the runs find, with the check that found it most often. A fault
-    without a size, whose p-values are next to zero, is played a quarter as often."""
+    without a size, whose p-values are next to zero, is played a tenth as often."""
     fault = FAULTS[name]
-    runs = runs if fault.shown else -(-runs // 4)
+    runs = runs if fault.shown else -(-runs // 10)
     tried = []
     for size in fault.sizes:
         found, by = 0, dict[str, int]()
@@ -307,7 +305,7 @@ def smallest(pool: ProcessPoolExecutor, name: str, runs: int) -> dict[str, Any]:
             found += bool(checks)
             for check in checks:
                 by[check] = by.get(check, 0) + 1
-            if done - found > runs // 100:  # no longer 99 %
+            if done - found > runs // 100:  # fewer than 99 %
                 _cancel(pending)
                 break
         tried.append({"size": size, "runs": done, "found": found})
@@ -336,11 +334,15 @@ def table(results: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100, help="for each size of a fault")
-    parser.add_argument("--right", type=int, default=2500, help="audits of right mechanisms")
-    parser.add_argument("--faults", nargs="*", default=list(FAULTS), help="only these")
+    parser.add_argument("--right", type=int, default=2000, help="audits of right mechanisms")
+    parser.add_argument(
+        "--faults", nargs="*", default=list(FAULTS), help="only these; of the others, what was measured before stays"
+    )
     parser.add_argument("--out", type=Path, default=HERE)
     asked = parser.parse_args()
-    results: dict[str, Any] = {"runs": asked.runs, "faults": {}}
+    stored = asked.out / "results.json"
+    before = json.loads(stored.read_text())["faults"] if stored.exists() else {}
+    results: dict[str, Any] = {"faults": {n: before[n] for n in FAULTS if n in before}}
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         for name in asked.faults:
@@ -349,7 +351,8 @@ def main() -> int:
         reasons = [reason for reason in pool.map(accused, range(asked.right), chunksize=8) if reason]
     results["right"] = {"audits": asked.right, "accused": len(reasons), "reasons": reasons}
     print(json.dumps(results["right"]))
-    (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    results["faults"] = {name: results["faults"][name] for name in FAULTS if name in results["faults"]}
+    stored.write_text(json.dumps(results, indent=1) + "\n")
     missed = [name for name, found in results["faults"].items() if found["size"] is None]
     print(f"never found: {', '.join(missed)}" if missed else table(results))
     return int(bool(missed) or len(reasons) * 1000 >= max(asked.right, 1000))

@@ -104,9 +104,10 @@ Examples:
 """
 AUDIT_HELP = """Attack a run's own privacy mechanism with canaries. What they lose is compared with what it claims.
 
-Without CONFIG: the quickstart. The mechanism audit sends known messages through the real sampling, noise and
-summing code; --training trains the whole config once with canaries among the clients. An audit can refute a claim,
-it can never prove one. Exit code 1 if the claim is violated.
+Without CONFIG: the quickstart. The mechanism audit plays the config's own method, dtype and number of parameters
+with clients that send known messages, then 1,000 rounds of noise alone and 3,000 cohorts; large models get fewer
+canaries and rounds, and the report says what was played. --training trains the whole config once with canaries among
+the clients. An audit can refute a claim, it can never prove one. Exit code 1 if the claim is violated.
 
 \b
 Examples:
