@@ -117,12 +117,9 @@ def left_out(right: Any, size: float, self: Any, dim: int, senders: int, seed: i
     return right(self, dim, senders, seed, round) * (not missing)
 
 
-def again(lag: int) -> Callable[..., np.ndarray]:
-    def draw(right: Any, size: float, self: Any, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
-        fresh = right(self, dim, senders, seed, round)
-        return math.sqrt(1 - size**2) * fresh + size * right(self, dim, senders, seed, round - lag)
-
-    return draw
+def again(right: Any, size: float, self: Any, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
+    fresh = right(self, dim, senders, seed, round)
+    return math.sqrt(1 - size**2) * fresh + size * right(self, dim, senders, seed, round - 2)
 
 
 def flipped(right: Any, size: float, self: Any, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
@@ -212,9 +209,12 @@ FAULTS: dict[str, Fault] = {
         "noise left out when nobody is drawn",
         in_noise(lambda right, size, self, dim, senders, *at: right(self, dim, senders, *at) * (senders > 0)), noise),
     "lag 2": Fault(
-        "noise drawn two rounds before that is in a round's noise, as a share", in_noise(again(2)), noise,
+        "noise drawn two rounds before that is in a round's noise, as a share", in_noise(again), noise,
         (0.005, 0.01, 0.02), "{:.1%}"),
-    "lag 100": Fault("the noise of 100 rounds before, again", in_noise(again(100)), noise),
+    "lag 100": Fault(
+        "the noise of 100 rounds, again in the next 100",
+        in_noise(lambda right, size, self, dim, senders, seed, round: right(
+            self, dim, senders, seed, round - 100 * (round // 100 % 2))), noise),
     "pairs": Fault(
         "the same noise for pairs of rounds",
         in_noise(lambda right, size, self, dim, senders, seed, round: right(self, dim, senders, seed, round // 2)),
