@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from audit_faults import beneath_the_guard
 from scipy import stats
 
 import fednormec as fn
@@ -184,7 +185,10 @@ def test_messages_longer_than_the_radius_are_caught(monkeypatch):
         return messages._replace(factors=2 * messages.factors)
 
     monkeypatch.setattr(bounds, "_radial", twice_as_long)
-    audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=60)
+    refused = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=60)
+    assert refused.verdict == "violated" and "sent a message of length 2" in refused.reasons[0]
+    with beneath_the_guard():  # and without the engine's help
+        audit = audit_mechanism(CENTRAL, 100, DELTA, trials=400, side_rounds=60)
     assert audit.checks["the length of messages"] < LEVEL
     assert audit.estimate_low > audit.claimed
 
@@ -272,11 +276,13 @@ def test_messages_that_are_five_percent_too_long_are_caught(monkeypatch, name):
 def test_only_messages_of_later_clients_that_are_too_long_are_caught(monkeypatch):
     right = bounds.Messages.sum
 
-    def some_twice(self, sends, exactly=False):
-        return right(self, torch.cat([sends[:9], 1.01 * sends[9:]]), exactly)
+    def some_longer(self, sends, adding):
+        return right(self, torch.cat([sends[:9], 1.01 * sends[9:]]), adding)
 
-    monkeypatch.setattr(bounds.Messages, "sum", some_twice)
-    assert audit_of(OWN["fed_normec"]).reasons == ("the check of the length of messages fails",)
+    monkeypatch.setattr(bounds.Messages, "sum", some_longer)
+    assert audit_of(OWN["fed_normec"]).verdict == "violated"
+    with beneath_the_guard():
+        assert audit_of(OWN["fed_normec"]).reasons == ("the check of the length of messages fails",)
 
 
 def test_a_large_model_is_played_at_full_width_by_fewer_canaries_in_fewer_rounds():
