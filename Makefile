@@ -44,7 +44,7 @@ bench-growth: $(READY)
 bench-ray: $(READY)
 	$(BIN)/python benchmarks/ray_workers.py
 
-# one private round that measures its messages, beside one that does not: a minute
+# a private round that measures its messages, beside one that does not: a minute
 bench-measuring: $(READY)
 	$(BIN)/python benchmarks/measuring.py
 

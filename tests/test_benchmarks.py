@@ -24,6 +24,13 @@ def test_ratios_are_those_of_the_stored_medians():
         assert found["date"] and found["machine"]["cores"] and found["together"]["about"]["fednormec"]["versions"]
 
 
+def test_the_page_has_the_cost_of_measuring():
+    found = json.loads((rounds.HERE / "results" / "measuring.json").read_text())["mlp"]
+    medians = found["median_seconds"]
+    assert found["ratio"] == medians["measured"] / medians["not measured"] <= found["goal"]
+    assert f"makes a round {found['ratio']:.3f} times as long" in rounds.PAGE.read_text()
+
+
 @pytest.mark.parametrize("local", ours.STEPS)
 def test_the_bare_loop_takes_the_steps_that_we_take(local):
     module, inputs, targets = ours.draw("mlp")

@@ -10,7 +10,8 @@
 #define LANES 32
 #define TOGETHER 64
 #define STRIP 64 /* messages that are added in their own kind of number, as bounds.py knows */
-#define COLUMNS 1024 /* of messages, added up together */
+#define COLUMNS 4096 /* of messages, added up together */
+#define PART 1024 /* columns whose squares are added together */
 #define FEW 16
 #define MOST 4096 /* channels, as kernels.py knows */
 

@@ -235,11 +235,13 @@ FAST void NAMED(feedback)(real *restrict u, real *restrict v, long rows, long d,
 }
 
 /* total += sum of weights_i row_i: within strips of STRIP rows in this kind of number, or `exactly` in double throughout.
-   squares_i is the sum of row i's squares, 64 of them at the most at a time in this kind of number, beyond that in
-   double. A row of weight 0 is not looked at. Four rows at a time: each sum is then read and written once for the four. */
+   squares_i is the sum of row i's squares, PART / FEW of them at a time in this kind of number, beyond that in double. A
+   row of weight 0 is not looked at. Eight rows at a time: each sum is then read and written once for all of them. */
 #define TAKE(k, l)                                                                                                     \
-    (sums[k] = sums[k] + w[0] * a[k] + w[1] * b[k] + w[2] * c[k] + w[3] * e[k], qa[l] += a[k] * a[k],                  \
-     qb[l] += b[k] * b[k], qc[l] += c[k] * c[k], qe[l] += e[k] * e[k])
+    (sums[k] = sums[k] + w[0] * r0[k] + w[1] * r1[k] + w[2] * r2[k] + w[3] * r3[k] + w[4] * r4[k] + w[5] * r5[k] +     \
+               w[6] * r6[k] + w[7] * r7[k],                                                                            \
+     q[0][l] += r0[k] * r0[k], q[1][l] += r1[k] * r1[k], q[2][l] += r2[k] * r2[k], q[3][l] += r3[k] * r3[k],           \
+     q[4][l] += r4[k] * r4[k], q[5][l] += r5[k] * r5[k], q[6][l] += r6[k] * r6[k], q[7][l] += r7[k] * r7[k])
 #define SUM_ROWS(name, kind)                                                                                           \
 FAST void NAMED(name)(const real *restrict rows, const real *restrict weights, long n, long d, long stride,            \
                       double *restrict total, double *restrict squares) {                                              \
@@ -252,22 +254,24 @@ FAST void NAMED(name)(const real *restrict rows, const real *restrict weights, l
         for (long begin = 0; begin < d; begin += COLUMNS) {                                                            \
             long width = d - begin < COLUMNS ? d - begin : COLUMNS;                                                    \
             kind sums[COLUMNS] = {0};                                                                                  \
-            for (long at = 0; at < count; at += 4) {                                                                   \
-                const real *row[4];                                                                                    \
-                kind w[4];                                                                                             \
-                for (int j = 0; j < 4; j++) {                                                                          \
+            for (long at = 0; at < count; at += 8) {                                                                   \
+                const real *row[8];                                                                                    \
+                kind w[8];                                                                                             \
+                for (int j = 0; j < 8; j++) {                                                                          \
                     row[j] = at + j < count ? rows + some[at + j] * stride + begin : nothing;                          \
                     w[j] = at + j < count ? weights[some[at + j]] : 0;                                                 \
                 }                                                                                                      \
-                const real *restrict a = row[0], *restrict b = row[1], *restrict c = row[2], *restrict e = row[3];     \
-                real qa[FEW] = {0}, qb[FEW] = {0}, qc[FEW] = {0}, qe[FEW] = {0};                                       \
-                long k = 0;                                                                                            \
-                for (; k + FEW <= width; k += FEW)                                                                     \
-                    for (int l = 0; l < FEW; l++) TAKE(k + l, l);                                                      \
-                for (int l = 0; k < width; k++, l++) TAKE(k, l);                                                       \
-                const real *restrict q[4] = {qa, qb, qc, qe};                                                          \
-                for (int j = 0; j < 4 && at + j < count; j++)                                                          \
-                    for (int l = 0; l < FEW; l++) squares[some[at + j]] += q[j][l];                                    \
+                const real *restrict r0 = row[0], *restrict r1 = row[1], *restrict r2 = row[2], *restrict r3 = row[3]; \
+                const real *restrict r4 = row[4], *restrict r5 = row[5], *restrict r6 = row[6], *restrict r7 = row[7]; \
+                for (long k = 0; k < width;) {                                                                         \
+                    long end = width - k < PART ? width : k + PART;                                                    \
+                    real q[8][FEW] = {{0}};                                                                            \
+                    for (; k + FEW <= end; k += FEW)                                                                   \
+                        for (int l = 0; l < FEW; l++) TAKE(k + l, l);                                                  \
+                    for (int l = 0; k < end; k++, l++) TAKE(k, l);                                                     \
+                    for (int j = 0; j < 8 && at + j < count; j++)                                                      \
+                        for (int l = 0; l < FEW; l++) squares[some[at + j]] += q[j][l];                                \
+                }                                                                                                      \
             }                                                                                                          \
             for (long k = 0; k < width; k++) total[begin + k] += sums[k];                                              \
         }                                                                                                              \
