@@ -268,7 +268,7 @@ def test_figures_on_what_was_held_out_say_that_they_are_not_private(fednormec_, 
         assert ("test_accuracy" in facts(grouped([run]))[0]["not_private"]) is held_out
         labelled = [line for line in out.splitlines() if line.startswith("test ") and line.endswith(": not private)")]
         assert len(labelled) == (2 if held_out else 0)
-        assert ("% (not private)  ε" in err) is held_out
+        assert ("% (not private)  test loss" in err) is held_out
         assert ("test accuracy (not private)" in table(grouped([run])).header) is held_out
         assert ("test accuracy (not private)" in (run.path / "report.html").read_text()) is held_out
         assert "unless it is held out of clients' data" in " ".join(run.statement.split())
