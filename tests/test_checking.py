@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine import build, mlp_problem
-from test_federation import LOCAL, NAMES, Network, config
+from test_federation import LOCAL, NAMES, Network, config, party
 
 import fednormec as fn
 from fednormec import engine, kernels
@@ -102,6 +102,56 @@ def test_what_is_longer_than_the_radius_is_not_added(name, factor, sums):
 def test_messages_are_rows_of_the_width_and_factors_are_numbers(change, sums):
     with pytest.raises(BoundBroken, match="was expected|sent a message of length"):
         fresh(after(CLIP, change))
+
+
+class Own(fn.Messages):
+    def sum(self, sends, adding):
+        return sends.double() @ self.rows.double()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda u: Own(u.mul_(1000.0)),
+        lambda u: u,
+        lambda u: (u,),
+        lambda u: fn.Messages(u.to_sparse()),
+        lambda u: fn.Messages(u.numpy()),
+        lambda u: fn.Messages(u, 1.0),
+    ],
+)
+def test_what_is_no_plain_message_is_refused_with_a_sentence(given):
+    with pytest.raises(BoundBroken, match="gave no Messages|gave factors that are no tensor"):
+        fresh(CLIP._replace(client_=lambda server, rows, updates: given(updates)))
+
+
+def test_rows_that_want_a_gradient_are_rows():
+    def client_(server, rows, updates):
+        return fn.Messages(CLIP.client_(server, rows, updates).whole().clone().requires_grad_())
+
+    wanting = CLIP._replace(client_=client_)
+    assert torch.allclose(fresh(wanting)[-1].x, fresh(CLIP)[-1].x) and fn.check_method(wanting, mlp_problem()).passed
+
+
+def test_who_is_not_drawn_has_no_say_whatever_it_holds(sums):
+    rows, sends = torch.tensor([[1.0, 2.0], [math.nan, math.inf]]), torch.tensor([1.0, 0.0])
+    for exactly in (False, True):
+        assert fn.Messages(rows).sum(sends, Adding(exactly, 3.0)).tolist() == [1.0, 2.0]
+
+
+def test_whoever_writes_into_the_servers_state_is_stopped_before_the_release():
+    """In a round that no look before the run can see, and from the model's side too."""
+
+    def run(problem, x, ids, moment, correction):
+        if moment.round == 3:
+            x += 1e-3
+        return problem.grad(x, ids)
+
+    paid = []
+    with pytest.raises(BoundBroken, match="wrote into the server's state from a client"):
+        list(fn.simulate(mlp_problem(), fn.dp_fed_avg_clip(fn.gd(0.1)._replace(run=run)), privacy=PRIVACY, rounds=5,
+                         before_release=lambda number, plan: paid.append(number)))  # fmt: skip
+    assert paid == [1, 2]
 
 
 @pytest.mark.parametrize("place", [{"workers": 3}, {"chunk_size": 1}])
@@ -204,6 +254,20 @@ def smuggling(kind):
     def server(server, mean, weights):
         return Server(server.x - mean * float(sum(seen, torch.tensor(1.0))), server.memory, server.round + 1)
 
+    latest = {"norm": 1.0}
+
+    def overwritten(server, rows, updates):
+        latest["norm"] = float(updates.norm(dim=1).mean())
+        return CLIP.client_(server, rows, updates)
+
+    def scaled_by_latest(server, mean, weights):
+        return CLIP.server(server, mean * latest["norm"], weights)
+
+    def trimmed(server, rows, updates):
+        updates[updates.norm(dim=1).topk(len(updates) // 10).indices] = 0
+        return CLIP.client_(server, rows, updates)
+
+    corrected = fn.dp_scaffold(fn.gd(0.1))
     return {
         "mean": CLIP._replace(client_=mean),
         "running": CLIP._replace(client_=running),
@@ -211,6 +275,11 @@ def smuggling(kind):
         "closure": CLIP._replace(client_=closure, server=server),
         "told": CLIP._replace(client_=told),
         "counted": CLIP._replace(client_=counted),
+        "overwritten": CLIP._replace(client_=overwritten, server=scaled_by_latest),
+        "trimmed": CLIP._replace(client_=trimmed),
+        "correction": corrected._replace(
+            correction=lambda server, rows: (server.memory - rows.mean(0)).expand(len(rows), -1)
+        ),
     }[kind]
 
 
@@ -223,6 +292,9 @@ def smuggling(kind):
         ("closure", "remembers something outside its state"),
         ("told", "writes into the server's state from a client"),
         ("counted", "than alone|remembers something|into a client's message"),
+        ("overwritten", "remembers something outside its state"),
+        ("trimmed", "lets other clients' updates into"),
+        ("correction", "lets other clients' updates into"),
     ],
 )
 def test_a_method_that_smuggles_is_refused_before_the_first_round(kind, said):
@@ -297,4 +369,9 @@ def test_a_client_of_a_federation_does_not_send_what_its_bound_does_not_give(tmp
     next(rounds := net.rounds())
     monkeypatch.setattr(federated, "computed", longer)
     after = next(rounds)
-    assert after.left_out == len(NAMES) and any("promises at most 1" in said for said in net.said)
+    assert after.left_out == len(NAMES) and any("the method here broke its bound" in said for said in net.said)
+    assert not any("length" in said for said in net.said)  # a figure of the client's data: for its owner alone
+    told = []
+    alone = federated.answering(party(net.asked, 0), 0, tmp_path / NAMES[0], told.append)
+    alone(next(iter(net.requests[-1].values()))._replace(round=9))
+    assert any("promises at most 1" in said for said in told)

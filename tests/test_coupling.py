@@ -20,6 +20,7 @@ from fednormec.cells import Cell, News, Outcome
 from fednormec.clients import computed, tiles
 from fednormec.compare import facts, table
 from fednormec.data import FederatedData, from_arrays, hold_out, split
+from fednormec.errors import UserError
 from fednormec.experiment import _data, assemble
 from fednormec.local import Moment
 from fednormec.problems import apart
@@ -475,3 +476,46 @@ def test_a_module_that_remembers_is_refused(first):
 def test_what_vmap_cannot_do_is_said():
     with pytest.raises(fn.UserError, match="cannot be vectorised over clients: .*take vectorize = 'auto'"):
         fn.NeuralProblem(Own(MIXING["a choice by the largest"]), benign((5,)), vectorize="vmap")
+
+
+# what hides behind layers that are known
+
+
+def squeezed(layer, given, out):
+    return out / (out.abs().max() / 10).clamp(min=1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, None])
+def test_a_hook_is_not_hidden_by_the_layer_it_is_on(place):
+    """The layers are known; what was hung on them is not."""
+    module = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    (module if place is None else module[place]).register_forward_hook(squeezed)
+    rng = np.random.default_rng(0)
+    pairs = [(rng.standard_normal((6, 4)), rng.integers(0, 2, 6)) for _ in range(4)]
+    problem, x = fn.NeuralProblem(module, pairs, dtype=torch.float64), None
+    assert problem.way != "layers"
+    x = problem.init(rng)
+    pairs[1] = (1e6 * pairs[1][0], pairs[1][1])
+    other = fn.NeuralProblem(module, pairs, dtype=torch.float64)
+    one, two = (p.grad(x, np.arange(4)) for p in (problem, other))
+    assert torch.allclose(one[[0, 2, 3]], two[[0, 2, 3]], rtol=1e-9, atol=1e-12)
+
+
+def test_words_that_are_shortened_when_they_are_met_are_refused():
+    module = torch.nn.Sequential(torch.nn.Embedding(9, 8, max_norm=1.0), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    with pytest.raises(UserError, match="the layer '0' shortens parameters when an example meets them"):
+        fn.NeuralProblem(module, [(np.array([[3]]), np.array([1]))])
+
+
+def test_how_often_others_meet_a_word_has_no_say():
+    module = torch.nn.Sequential(
+        torch.nn.Embedding(9, 8, scale_grad_by_freq=True), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    )
+    sizes, rng = (3, 5, 2, 4), np.random.default_rng(0)
+    pairs = [(rng.integers(0, 9, (n, 1)), rng.integers(0, 2, n)) for n in sizes]
+    before = fn.NeuralProblem(module, pairs, dtype=torch.float64)
+    pairs[1] = (rng.integers(0, 9, (40, 1)), rng.integers(0, 2, 40))
+    after = fn.NeuralProblem(module, pairs, dtype=torch.float64)
+    x = before.init(rng)
+    one, two = (p.grad(x, np.arange(4)) for p in (before, after))
+    assert torch.allclose(one[[0, 2, 3]], two[[0, 2, 3]], rtol=1e-9, atol=1e-12)

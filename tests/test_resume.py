@@ -53,6 +53,10 @@ def same(first: Path, second: Path, names: tuple[str, ...] = SAME) -> bool:
     return all((first / name).read_bytes() == (second / name).read_bytes() for name in names if (first / name).exists())
 
 
+def flat_statement(out: Path) -> str:
+    return " ".join((out / "privacy.txt").read_text(encoding="utf-8").split())
+
+
 def state(r: Round) -> list[torch.Tensor]:
     return [r.server.x.clone(), r.server.memory.clone(), r.memory.clone()]
 
@@ -323,7 +327,8 @@ def test_records_that_were_changed_are_made_again(tmp_path, capsys):
     metrics = tmp_path / "out" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"computed": 6', '"computed": 7', 1))
     go_on(tmp_path / "out", quiet=True)
-    assert same(tmp_path / "whole", tmp_path / "out")
+    assert same(tmp_path / "whole", tmp_path / "out", SAME[:-1])
+    assert "not covered round 1 came out differently" in flat_statement(tmp_path / "out")
     said = capsys.readouterr().err
     assert said.count("metrics.jsonl is not what it was then") == 2
     assert "round 1 came out differently" in said
@@ -392,7 +397,8 @@ def test_rounds_that_come_out_differently_are_said(tmp_path, capsys):
     go_on(tmp_path / "out", quiet=True)
     assert "round 8 came out differently from before the interruption: with the same noise" in capsys.readouterr().err
     whole(tmp_path / "whole", *PRIVATE)
-    assert same(tmp_path / "whole", tmp_path / "out")
+    assert same(tmp_path / "whole", tmp_path / "out", SAME[:-1])
+    assert "not covered round 8 came out differently from before" in flat_statement(tmp_path / "out")
 
 
 def test_other_versions_are_said(tmp_path, capsys):
@@ -670,6 +676,23 @@ def test_the_first_line_of_a_ledger_has_the_digest_of_the_settings(tmp_path):
     head = (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()[0]
     (tmp_path / "old.jsonl").write_text(json.dumps({k: v for k, v in json.loads(head).items() if k != "config"}))
     assert fn.read_ledger(tmp_path / "old.jsonl").config is None
+
+
+def test_settings_that_are_edited_while_the_run_begins_are_not_taken_for_its_own(tmp_path, monkeypatch):
+    """The digest is of what this process goes by, not of what the file holds when the ledger is opened."""
+    out, right = tmp_path / "out", RunFolder.open_ledger
+
+    def edited(self, plan):
+        text = (out / "config.toml").read_text()
+        (out / "config.toml").write_text(text.replace("server_step = 1.0", "server_step = 0.5"))
+        return right(self, plan)
+
+    monkeypatch.setattr(RunFolder, "open_ledger", edited)
+    interrupted(out, *PRIVATE, "method.server_step=1.0", after=1)
+    for checkpoint in out.glob("checkpoint-*"):
+        checkpoint.unlink()
+    with pytest.raises(UserError, match="config.toml was changed since ledger.jsonl was begun"):
+        go_on(out, quiet=True)
 
 
 @pytest.mark.parametrize("randomness", ["secure", "seeded"])

@@ -38,7 +38,10 @@ class Messages(NamedTuple):
         size, dtype = (16, torch.float64) if adding.exactly else (STRIP, self.rows.dtype)
         total = torch.zeros(self.rows.shape[1], dtype=torch.float64, device=self.rows.device)
         for some, rows in zip(torch.split(weights, size), torch.split(self.rows, size), strict=True):
-            total += some.to(dtype) @ rows.to(dtype)
+            part = some.to(dtype) @ rows.to(dtype)
+            if not part.isfinite().all():  # a message that is not sent counts as 0, whatever it holds
+                part = some.to(dtype) @ rows.to(dtype).where(some[:, None] != 0, 0.0)
+            total += part
         return total
 
     def whole(self) -> Tensor:

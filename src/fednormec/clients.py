@@ -173,8 +173,10 @@ def computed(
         broken = _not_finite(updates) if unbounded else ()  # a bound finds them by itself
         if len(broken):
             updates[broken], kept = 0, rows[broken]
-        messages = algorithm.client_(server, rows, updates)
+        with torch.no_grad():
+            messages = algorithm.client_(server, rows, updates)
         _require_fit(algorithm, messages, rows, problem.dim)
+        messages = messages._replace(rows=messages.rows.detach())
         if len(broken):
             messages.rows[broken], rows[broken] = 0, kept
         return messages, len(broken) or len(messages.broken)
@@ -195,11 +197,17 @@ def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Addi
 
 def _require_fit(algorithm: Algorithm, messages: Messages, memories: Tensor, dim: int) -> None:
     """Says so if messages are not rows of the promised width, one for each client, with a factor for each or none."""
+    if type(messages) is not Messages or type(messages.rows) is not Tensor or messages.rows.layout is not torch.strided:
+        raise BoundBroken(f"{algorithm.name} gave no Messages with a plain tensor of rows.")
     wanted, rows, factors = (len(memories), algorithm.message_slots * dim), messages.rows, messages.factors
     if rows.shape != wanted or rows.dtype != memories.dtype:
         raise BoundBroken(f"{algorithm.name} gave messages of shape {tuple(rows.shape)} in {rows.dtype} where "
                           f"{wanted} in {memories.dtype} was expected, a row for each client.")  # fmt: skip
-    if factors is not None and (factors.shape != wanted[:1] or factors.dtype != rows.dtype):
+    if factors is None:
+        return
+    if type(factors) is not Tensor:
+        raise BoundBroken(f"{algorithm.name} gave factors that are no tensor.")
+    if factors.shape != wanted[:1] or factors.dtype != rows.dtype:
         raise BoundBroken(f"{algorithm.name} gave factors of shape {tuple(factors.shape)} in {factors.dtype} where "
                           f"{wanted[:1]} in {rows.dtype} was expected, one for each message.")  # fmt: skip
 

@@ -14,7 +14,7 @@ from fednormec.algorithms.base import Algorithm, Server
 from fednormec.bounds import STRIP, Adding
 from fednormec.checking import require_keeps
 from fednormec.clients import Clients, here, regroups, stretch_size
-from fednormec.errors import Diverged, UserError, at_least_one
+from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
 from fednormec.local import Moment
 from fednormec.memories import Remembered
 from fednormec.participation import Cohort, Participation, full
@@ -24,7 +24,7 @@ from fednormec.problems.base import Metrics, Problem
 from fednormec.profile import stage
 from fednormec.randomness import generator
 from fednormec.ray_engine import Ray, ray_clients, require_usable
-from fednormec.vectors import norm_error
+from fednormec.vectors import norm_error, same_bits
 from fednormec.workers import Pool, one_arithmetic_thread
 
 if TYPE_CHECKING:
@@ -328,7 +328,11 @@ def _rounds(
             with one_arithmetic_thread():
                 if agreed is not None and clients.noisy:  # what they send is the release
                     before_release(number, agreed)
+                told = None if agreed is None else (server.x.clone(), server.memory.clone())
                 total, left_out, answered, missed = clients.exchange(server, cohort, Moment(seed, number))
+                if told is not None and not (same_bits(server.x, told[0]) and same_bits(server.memory, told[1])):
+                    raise BoundBroken(f"{algorithm.name} or the model wrote into the server's state from a client, "
+                                      "beside the messages. Nothing of this round was released.")  # fmt: skip
                 cohort = cohort if answered is None else answered
                 if agreed is not None and not clients.noisy:
                     with stage("noise"):

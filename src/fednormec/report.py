@@ -276,7 +276,8 @@ def _so_far(run: Run) -> str:
     paid = max(run.rounds, sum("round" in line for line in run.ledger))
     label = f"{NOT_PRIVATE}: " if run.protection == NOT_PRIVATE else ""
     at = "" if run.delta is None else f" at δ = {run.delta:g}"
-    return f"{label}{value}{at} after {_count(paid, 'release')}, by the run's own files"
+    fixed = "if that number follows from nothing that was released (else the ε of all planned rounds holds)"
+    return f"{label}{value}{at} after {_count(paid, 'release')}, by the run's own files, {fixed}"
 
 
 def _entries(lines: Sequence[str]) -> list[tuple[str, str]]:

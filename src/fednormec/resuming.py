@@ -52,6 +52,9 @@ def require_same_config(folder: Path, config: str) -> None:
     """`config` is the digest of config.toml as it is. Rounds that were paid for are computed again with the same noise:
     with other settings, whoever saw both would learn more than ε says."""
     spent = spent_in(folder)
+    if spent is not None and spent.config is None:
+        raise UserError("ledger.jsonl does not say by which settings it was begun, so that nothing can be added to it: "
+                        "start a new run.")  # fmt: skip
     if spent is not None and spent.config != config:
         raise UserError(
             "config.toml was changed since ledger.jsonl was begun: put the old one back, or start a new run."

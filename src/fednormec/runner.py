@@ -236,6 +236,8 @@ def _train(
         ended = str(end)
     for said in () if folder.differs is None else differs(folder.differs, experiment):
         note(f"{said}.")
+        if experiment.privacy is not None and experiment.privacy.randomness == "seeded":
+            site = site._replace(says=(*site.says, ("not covered", said)))
     statement = _statement(experiment, folder, paying, site.says, ended)
     summary = summarize(experiment, progress.done, progress.latest, folder.path, ended, statement)
     if watch is not None and ended is None:

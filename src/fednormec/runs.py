@@ -49,6 +49,7 @@ class RunFolder:
         self._before = deque[bytes]()
         self._size, self._digest = 0, hashlib.sha256()  # of the records that stand
         self.differs: int | None = None
+        self.config_digest = ""  # of the settings that this process goes by
 
     @classmethod
     def new(
@@ -58,6 +59,7 @@ class RunFolder:
         try:
             folder.note("environment", environment() | {"planned": planned, "not_private": {"data": data}})
             replace_text(path / "config.toml", dump(config))  # last: from here on there is something to go on with
+            folder.config_digest = digest(path / "config.toml")
         except BaseException:
             folder._metrics.close()
             raise
@@ -68,7 +70,9 @@ class RunFolder:
         """The folder of a run that did not come to its end, or did: see `finished`."""
         if not (path / "config.toml").is_file() or not (path / "metrics.jsonl").is_file():
             raise UserError(f"{path} holds no run to go on with.")
-        return cls(path, Lines(path / "metrics.jsonl", new=False))
+        folder = cls(path, Lines(path / "metrics.jsonl", new=False))
+        folder.config_digest = digest(path / "config.toml")
+        return folder
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -83,10 +87,6 @@ class RunFolder:
         """The summary of a run that came to its end."""
         found = read_json(self.path / "summary.json")
         return found if {"method", "rounds", "metrics", "status"} <= set(found) else None
-
-    @property
-    def config_digest(self) -> str:
-        return digest(self.path / "config.toml")
 
     @property
     def releases(self) -> int:

@@ -70,6 +70,12 @@ def unit(v: Tensor) -> Tensor:
     return (v.double() / length).to(v.dtype) if length > 0 else torch.zeros_like(v)
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same bits, also where these are no number."""
+    whole = {4: torch.int32, 8: torch.int64}[one.element_size()]
+    return torch.equal(one.view(whole), other.view(whole))
+
+
 def representable(value: float, dtype: torch.dtype) -> float:
     """The value, or the nearest that the dtype can hold."""
     most = torch.finfo(dtype).max

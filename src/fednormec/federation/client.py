@@ -30,7 +30,7 @@ def client_app(
     federation: Federation, client: int, folder: Path, tell: Callable[[str], None], end: Callable[[], None]
 ) -> ClientApp:
     """The client of this number as a Flower app. `tell` hears what its owner should know, `end` that all is over."""
-    app, answer = ClientApp(), answering(federation, client, folder)
+    app, answer = ClientApp(), answering(federation, client, folder, tell)
     like = federation.experiment.algorithm.init(federation.experiment.problem.init(generator(0, "init")))
     memory = len(like.memory) if federation.experiment.algorithm.correction is not None else 0
 
@@ -52,9 +52,11 @@ def client_app(
     return app
 
 
-def answering(federation: Federation, client: int, folder: Path) -> Answer:
+def answering(
+    federation: Federation, client: int, folder: Path, tell: Callable[[str], None] = lambda said: None
+) -> Answer:
     """What a client answers. A request is computed once: asked again, the same answer; asked from a round whose answer
-    did not count, from the memory before it."""
+    did not count, from the memory before it. `tell` hears what is for its owner alone."""
     algorithm, plan = federation.experiment.algorithm, federation.plan
     x = federation.experiment.problem.init(generator(0, "init"))
     width, size = algorithm.memory_slots * len(x), algorithm.message_slots * len(x)
@@ -75,8 +77,9 @@ def answering(federation: Federation, client: int, folder: Path) -> Answer:
                 return Reply(kept.round, request.nonce, LOST)
             try:
                 kept = _computed(federation, client, request, rows, local)
-            except BoundBroken as why:
-                return _refused(request, str(why))
+            except BoundBroken as why:  # whose length is a figure of the client's data
+                tell(str(why))
+                return _refused(request, "the method here broke its bound")
         if request.sends and not kept.sent:
             if most is not None:
                 if released.count() >= most:

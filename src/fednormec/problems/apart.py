@@ -41,15 +41,20 @@ def known(module: nn.Module) -> bool:
     """Whether it is made of nothing but layers that keep examples apart, whatever their number. Batch normalisation
     takes statistics of a client's own."""
     return all(
-        type(layer) in KNOWN and "forward" not in vars(layer) and getattr(layer, "start_dim", 1) >= 1
+        type(layer) in KNOWN and not changed(layer) and getattr(layer, "start_dim", 1) >= 1
         for layer in module.modules()
     )
+
+
+def changed(layer: nn.Module) -> bool:
+    """Whether something of its own was put before, behind or in place of what layers of its type do."""
+    return "forward" in vars(layer) or any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
 
 
 def trace(module: nn.Module, loss: Callable[[Any, Tensor], Tensor], inputs: Tensor, targets: Tensor) -> Trace | None:
     """All that is done to these examples, in order; None where some function may let one of them touch another."""
     watch = _Watch(module, inputs, targets)
-    norms = [layer for layer in module.modules() if type(layer) is nn.BatchNorm2d]
+    norms = [layer for layer in module.modules() if type(layer) is nn.BatchNorm2d and not changed(layer)]
     hooks = [norm.register_forward_pre_hook(watch.into_norm) for norm in norms]
     hooks += [norm.register_forward_hook(watch.out_of_norm, prepend=True) for norm in norms]
     try:
@@ -258,6 +263,11 @@ def _layer_norm(call: _Call) -> bool:
     return call.of_one and len(call.given(1, "normalized_shape")) < call.rows[0].ndim
 
 
+def _embedding(call: _Call) -> bool:
+    """Plain, without a look at how often a word is met, and without a change of the words themselves."""
+    return call.of_one and call.given(3, "max_norm") is None and not call.given(5, "scale_grad_by_freq", False)
+
+
 def _loss_of_each(call: _Call) -> bool:
     return call.kwargs.get("reduction") == "none" and len(call.rows) == 2 and call.rows[0].ndim >= 2
 
@@ -302,7 +312,7 @@ RULES: dict[Any, Callable[[_Call], bool]] = {
         "conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d": _batched(5),
         "group_norm": lambda call: call.of_one and call.rows[0].ndim >= 2,
         "layer_norm rms_norm": _layer_norm,
-        "embedding": lambda call: call.of_one and call.given(3, "max_norm") is None,
+        "embedding": _embedding,
         "cross_entropy nll_loss": _loss_of_each,
         "binary_cross_entropy binary_cross_entropy_with_logits huber_loss kl_div l1_loss mse_loss smooth_l1_loss":
             _pointwise_loss,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fednormec import kernels
 from fednormec.errors import UserError
+from fednormec.problems.apart import changed
 from fednormec.vectors import Layout
 
 
@@ -315,6 +316,8 @@ class Layered:
     def __init__(self, module: nn.Module, layout: Layout, loss: Callable[[Any, Tensor], Tensor]) -> None:
         self.layers, self._layout, self._loss = list[_Layer](), layout, loss
         self._held = 0
+        leaves = (layer for layer in module.modules() if not next(layer.children(), None))
+        self._as_they_are = not any(map(changed, leaves))  # what is put in their place would not do what was added
         self.module = self._replaced(copy.deepcopy(module), "")
 
     def _replaced(self, module: nn.Module, prefix: str) -> nn.Module:
@@ -341,8 +344,8 @@ class Layered:
 
     @property
     def complete(self) -> bool:
-        """Whether the layers hold every trainable parameter."""
-        return self._held == len(self._layout.names)
+        """Whether the layers hold every trainable parameter, and do nothing besides what such layers do."""
+        return self._as_they_are and self._held == len(self._layout.names)
 
     def agrees(self, x: Tensor, inputs: Tensor, targets: Tensor, expected: Tensor) -> bool:
         """Whether the gradients are as expected, those of every client and parameter: not where examples mix."""

@@ -403,15 +403,18 @@ class NeuralProblem:
         module = copy.deepcopy(self._module)
         inputs, targets = self._probe(2)
 
-        before, kept = None, dict(self._module.named_buffers())
+        def state(of: nn.Module) -> dict[str, Tensor]:
+            return dict(itertools.chain(of.named_buffers(), of.named_parameters()))
+
+        before, kept = None, state(self._module)
         for value in (1.0, *HOSTILE):
             with torch.no_grad():
                 with suppress(Exception):  # of what it does not take
                     module(inputs + value if inputs.is_floating_point() else inputs)
                 losses = self._loss(module(inputs), targets)
-            moved = [name for name, buffer in module.named_buffers() if not _same(buffer, kept[name])]
+            moved = [name for name, tensor in state(module).items() if not _same(tensor, kept[name])]
             if moved or (before is not None and not _same(losses, before)):
-                what = f"changes its buffer '{moved[0]}'" if moved else "remembers earlier calls"
+                what = f"changes '{moved[0]}'" if moved else "remembers earlier calls"
                 raise UserError(f"the model {what}: what one client has would enter another's message; remove that.")
             before = losses
 
@@ -515,3 +518,6 @@ def _require_function_of_parameters(module: nn.Module) -> None:
         if getattr(layer, "running_mean", None) is not None:
             raise UserError(f"the layer '{name}' keeps running statistics, which are no parameters and would leave the "
                             "clients outside the messages: use GroupNorm, or track_running_stats=False.")  # fmt: skip
+        if getattr(layer, "max_norm", None) is not None:
+            raise UserError(f"the layer '{name}' shortens parameters when an example meets them (max_norm), which "
+                            "would leave the clients outside the messages: leave max_norm out.")  # fmt: skip
