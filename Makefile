@@ -21,12 +21,12 @@ test check: $(READY)
 
 # a server and clients as processes on loopback, killed and restarted: minutes
 test-federation: $(READY)
-	$(BIN)/pytest tests/federation_processes.py
+	$(BIN)/pytest tests/slow/federation_processes.py
 
 setup: $(READY)
 
 # made anew when what is to be installed changes; constraints.txt pins the versions
-$(READY): pyproject.toml constraints.txt src/fednormec/kernels.c src/fednormec/kernels.h
+$(READY): pyproject.toml constraints.txt src/fednormec/core/kernels.c src/fednormec/core/kernels.h
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"fednormec needs Python 3.11 or newer, this is {v.major}.{v.minor}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -50,16 +50,16 @@ bench-measuring: $(READY)
 
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)
-	$(BIN)/python tests/soak.py
+	$(BIN)/python tests/slow/soak.py
 
 # thousands of damaged configs, data files, ledgers and checkpoints, other ones every time; and hundreds of kills: minutes
 fuzz: $(READY)
 	for kind in config data run; do \
-	  folder=$$(mktemp -d) && $(BIN)/python tests/fuzz.py $$folder $$kind 5000 $$(date +%s) && rm -r $$folder || exit 1; done
+	  folder=$$(mktemp -d) && $(BIN)/python tests/slow/fuzz.py $$folder $$kind 5000 $$(date +%s) && rm -r $$folder || exit 1; done
 
 crashes: $(READY)
 	for mode in 'random 300' calls; do \
-	  folder=$$(mktemp -d) && $(BIN)/python tests/crashes.py $$folder $$mode && rm -r $$folder || exit 1; done
+	  folder=$$(mktemp -d) && $(BIN)/python tests/slow/crashes.py $$folder $$mode && rm -r $$folder || exit 1; done
 
 # how small a planted fault the audit finds, and how often it accuses what is right: an hour
 audit-faults: $(READY)

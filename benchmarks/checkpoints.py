@@ -29,10 +29,10 @@ def measure(clients: int, dim: int, mapped: bool) -> dict[str, Any]:
     import torch
 
     from fednormec import Server
-    from fednormec.checkpoint import load, save
-    from fednormec.engine import Round
-    from fednormec.memories import Memories
-    from fednormec.participation import Cohort
+    from fednormec.core.participation import Cohort
+    from fednormec.engine.memories import Memories
+    from fednormec.engine.round import Round
+    from fednormec.runs.checkpoint import load, save
 
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder, x = Path(name), torch.randn(dim)

@@ -38,7 +38,7 @@ def rounds_of(clients: int, examples: int, hidden: int | None, p: float, idle: s
     with tempfile.TemporaryDirectory(dir=".") as folder:
         rounds = fn.simulate(
             problem, algorithm, fn.poisson(p, idle) if p < 1 else fn.full(), fn.Privacy(noise_std=1.0), rounds=10**9,
-            seed=0, memories_in=Path(folder) if mapped else None,
+            seed=0, on=fn.Threads(memories_in=Path(folder) if mapped else None),
         )  # fmt: skip
         print(json.dumps({"ready": True, "clients": clients, "examples": examples, "d": problem.dim}), flush=True)
         for line in sys.stdin:

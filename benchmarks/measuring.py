@@ -16,7 +16,7 @@ from torch import Tensor
 from turns import store
 from workloads import draw
 
-from fednormec import bounds
+from fednormec.core import bounds
 
 GOAL = 1.02
 WARM_UP = 20  # rounds

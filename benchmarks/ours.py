@@ -23,8 +23,8 @@ from torch.func import functional_call, grad, vmap
 from workloads import BATCH, CLIENTS_AND_SHAPE, RATE, draw
 
 import fednormec as fn
-from fednormec.engine import pool_for
-from fednormec.local import LocalUpdate, Moment
+from fednormec.core.local import LocalUpdate, Moment
+from fednormec.engine.threads import pool_for
 
 STEPS = {"gd": 1, "gd5": 5, "ig8": 8}  # gradients of a client in a round; ig8 goes over 8 parts of 4 examples
 LIFE = ExitStack()  # threads that last as long as this process

@@ -16,10 +16,10 @@ from workloads import CLIENTS_AND_SHAPE, draw
 import fednormec as fn
 
 CONTESTANTS = {
-    "1 thread": (1, None),
-    "2 threads": (2, None),
-    "Ray, 1 worker": (1, fn.Ray()),
-    "Ray, 2 workers": (2, fn.Ray()),
+    "1 thread": fn.Threads(1),
+    "2 threads": fn.Threads(2),
+    "Ray, 1 worker": fn.Ray(workers=1),
+    "Ray, 2 workers": fn.Ray(workers=2),
 }
 GOAL = 1.6  # two workers beside one
 
@@ -29,9 +29,8 @@ def contestant(workload: str, name: str) -> None:
     module, inputs, targets = draw(workload)
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
     algorithm = fn.fed_normec(local_update("gd"), beta=0.01, server_step=0.1, server_normalization=False)
-    workers, on = CONTESTANTS[name]
     rounds = fn.simulate(
-        problem, algorithm, privacy=fn.Privacy(noise_std=1.0), rounds=10**9, seed=0, workers=workers, on=on
+        problem, algorithm, privacy=fn.Privacy(noise_std=1.0), rounds=10**9, seed=0, on=CONTESTANTS[name]
     )
     next(rounds)
     names = ("torch", "numpy", "ray")

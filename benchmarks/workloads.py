@@ -30,7 +30,7 @@ def _network(workload: str, shape: tuple[int, ...], folder: str | None) -> nn.Mo
         return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, CLASSES))
     if folder and folder not in sys.path:
         sys.path.insert(0, folder)
-    from fednormec import models
+    from fednormec.problems import models
 
     if workload == "small_cnn":
         return models.small_cnn(shape, CLASSES)

@@ -4,7 +4,7 @@ import numpy as np
 
 import fednormec as fn
 from fednormec import theory
-from fednormec.randomness import generator
+from fednormec.core.randomness import generator
 
 
 def main(rounds: int = 400) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fednormec.randomness import generator
+from fednormec.core.randomness import generator
 
 LocalOperator = Callable[[int, np.ndarray, int], np.ndarray]
 

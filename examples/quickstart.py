@@ -19,12 +19,14 @@ def main(rounds: int = 60) -> fn.Trained:
     problem = fn.NeuralProblem(model, data.clients, data.test)
     algorithm = fn.fed_normec(fn.gd(0.5, steps=5), beta=0.03, server_step=1.5, server_normalization=False)
 
-    def show(r: fn.Round) -> None:
-        if r.metrics is not None:
-            print(f"round {r.number:4}  test accuracy {r.metrics.public['test_accuracy']:.1%}  ε {r.epsilon:.2f}")
+    def show(r, record):
+        if "test_accuracy" in record:
+            print(f"round {r.number:4}  test accuracy {record['test_accuracy']:.1%}  ε {record['epsilon']:.2f}")
 
-    privacy = fn.Privacy(epsilon=4, delta=1e-5)
-    result = fn.train(problem, algorithm, fn.poisson(0.25), privacy, rounds=rounds, seed=0, on_round=show)
+    result = fn.train(
+        problem, algorithm, fn.poisson(0.25), fn.Privacy(epsilon=4, delta=1e-5), rounds=rounds, seed=0,
+        observers=[fn.Observer(after=show)],
+    )  # fmt: skip
     print(result.statement.text)
     return result
 

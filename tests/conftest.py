@@ -2,28 +2,18 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
+from command import Command, Said
 from hypothesis import settings
 
-from fednormec.cli import main
+from fednormec.cli.main import main
 
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-class Said(NamedTuple):
-    code: object
-    out: str
-    err: str
-
-
-Command = Callable[..., Said]
 
 
 @pytest.fixture
@@ -38,15 +28,3 @@ def fednormec_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         return Said(end.value.code, *capsys.readouterr())
 
     return run
-
-
-def sets(*overrides: str) -> list[str]:
-    return [argument for override in overrides for argument in ("--set", override)]
-
-
-def sentence(err: str) -> str:
-    """What a mistake is told: one line."""
-    assert err.startswith("fednormec: ")
-    assert err.endswith("\n")
-    assert len(err.splitlines()) == 1
-    return err.removeprefix("fednormec: ").strip()

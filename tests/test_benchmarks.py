@@ -9,7 +9,7 @@ import rounds
 import torch
 
 import fednormec as fn
-from fednormec.local import Moment
+from fednormec.core.local import Moment
 
 STORED = json.loads((rounds.HERE / "results" / "rounds.json").read_text())
 

@@ -14,8 +14,8 @@ import torch
 from scipy.optimize import brentq
 
 import fednormec as fn
-from fednormec.local import Moment
-from fednormec.results import find_runs
+from fednormec.core.local import Moment
+from fednormec.results.reading import find_runs
 from fednormec.theory.setting import Constants, constants_of
 from fednormec.theory.watch import measure
 
@@ -26,7 +26,7 @@ LEFT = torch.tensor([-5.0], dtype=torch.float64)
 
 def end(algorithm: fn.Algorithm, *, holders: int = 2, x0: torch.Tensor = LEFT, rounds: int = 800) -> float:
     """Where the least example ends."""
-    *_, last = fn.simulate(contrast.two_functions(holders), algorithm, rounds=rounds, x0=x0, workers=1)
+    *_, last = fn.simulate(contrast.two_functions(holders), algorithm, rounds=rounds, x0=x0, on=fn.Threads(1))
     return last.x.item()
 
 
@@ -95,7 +95,7 @@ def test_clipping_stalls_on_plain_random_quadratics_too() -> None:
     for seed in (1, 2, 3):
         problem = fn.random_quadratic(30, 10, heterogeneity=3.0, seed=seed)
         algorithm = fn.dp_fed_avg_clip(fn.gd(0.1), tau=0.03, server_step=10.0)
-        *_, last = fn.simulate(problem, algorithm, rounds=400, x0=x0, workers=1)
+        *_, last = fn.simulate(problem, algorithm, rounds=400, x0=x0, on=fn.Threads(1))
         relative.append(contrast.gradient_norm(problem, last.x) / contrast.gradient_norm(problem, x0))
     assert min(relative) == pytest.approx(0.12, abs=0.01) and max(relative) == pytest.approx(0.26, abs=0.01)
 
@@ -150,7 +150,7 @@ def test_memories_stay_within_the_schedules_error(schedule: rates.Schedule, cons
     """Corrected Lemma 1, with the R that the guarantee counts on."""
     problem, (s, R) = rates.problem(), rates.settings(schedule, constants, 64)
     algorithm = s.algorithm(rates.LOCAL_STEPS if s.local == "gd" else 1)
-    runs = fn.simulate(problem, algorithm, fn.poisson(schedule.p), rounds=64, x0=rates.start(problem), workers=1)
+    runs = fn.simulate(problem, algorithm, fn.poisson(schedule.p), rounds=64, x0=rates.start(problem), on=fn.Threads(1))
     assert max(measure(problem, algorithm, r).memory_error for r in runs) <= R * (1 + 1e-9)
 
 

@@ -18,9 +18,9 @@ import own_model_and_data
 import pytest
 import quickstart
 
-from fednormec.algorithms.named import METHODS
+from fednormec.algorithms.methods import METHODS
 from fednormec.data.images import IMAGE_SETS
-from fednormec.ray_engine import ONLY_THIS_MACHINE
+from fednormec.engine.ray_cluster import ONLY_THIS_MACHINE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

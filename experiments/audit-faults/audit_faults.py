@@ -26,14 +26,17 @@ import numpy as np
 import torch
 
 import fednormec as fn
-from fednormec import bounds, clients, engine
-from fednormec.algorithms.base import Algorithm
-from fednormec.bounds import Messages
-from fednormec.participation import Cohort
-from fednormec.privacy import audit
-from fednormec.privacy.evidence import LEVEL
-from fednormec.privacy.playing import TOLERANCE, longest_alone, stage_for
-from fednormec.randomness import generator
+from fednormec.audit import audit
+from fednormec.audit.evidence import LEVEL
+from fednormec.audit.playing import TOLERANCE, longest_alone, stage_for
+from fednormec.core import bounds
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.bounds import Messages
+from fednormec.core.participation import Cohort
+from fednormec.core.randomness import generator
+from fednormec.engine import simulation as engine
+from fednormec.engine import threads
+from fednormec.engine.clients import Exchanged
 
 HERE = Path(__file__).parent
 MECHANISM = fn.Mechanism(100, fn.poisson(0.25), 2.0)
@@ -159,13 +162,13 @@ def three_clients(size: float, self: Any, seed: int, round: int) -> np.ndarray:
 
 def longer(size: float) -> Any:
     """All messages are longer by this part, after whatever measures them: in the sums of tiles."""
-    right = clients.tile
+    right = threads.tile
 
-    def tile(*args: Any) -> clients.Exchanged:
+    def tile(*args: Any) -> Exchanged:
         found = right(*args)
         return found._replace(total=found.total * (1 + size))
 
-    return mock.patch.object(clients, "tile", tile)
+    return mock.patch.object(threads, "tile", tile)
 
 
 @contextlib.contextmanager

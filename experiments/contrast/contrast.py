@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import fednormec as fn
-from fednormec.local import LocalUpdate, Moment
+from fednormec.core.local import LocalUpdate, Moment
 
 CLIENTS, DIM, GAMMA = 40, 10, 0.1
 TAIL = 0.2  # the last fifth of the rounds is a run's end
@@ -177,7 +177,7 @@ def grids(u: float) -> dict[str, list[Choice]]:
 def norms(s: Scene, algorithm: fn.Algorithm, p: float, rounds: int, seed: int, at: np.ndarray) -> np.ndarray:
     """||grad f|| after the rounds `at`; infinite from where a run diverges."""
     found, wanted = np.full(len(at), np.inf), set(at.tolist())
-    runs = fn.simulate(s.problem, algorithm, fn.poisson(p), rounds=rounds, seed=seed, x0=s.x0, workers=1)
+    runs = fn.simulate(s.problem, algorithm, fn.poisson(p), rounds=rounds, seed=seed, x0=s.x0, on=fn.Threads(1))
     try:
         values = [gradient_norm(s.problem, r.x) for r in runs if r.number in wanted]
         found[: len(values)] = values

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fednormec.cells import Cell, Outcome, run_all, with_own_noise
+from fednormec.drawing import new_figure, save_figure
 from fednormec.errors import UserError
-from fednormec.plots import new_figure, save_figure
-from fednormec.progress import tallied
-from fednormec.results import Run, read_run
-from fednormec.runs import environment
-from fednormec.sweep import line, price, price_text
+from fednormec.results.reading import Run, read_run
+from fednormec.runs.environment import environment
+from fednormec.runs.progress import tallied
+from fednormec.sweeps.pool import Cell, Outcome, run_all, with_own_noise
+from fednormec.sweeps.ranking import line, price, price_text
 
 ACCURACY = "test_accuracy"
 TUNING_SEED, SEEDS = 0, (1, 2, 3)

@@ -24,7 +24,14 @@ from torch import Tensor
 import fednormec as fn
 from fednormec.theory.corrected import E, guarantee, largest_server_step, update_lipschitz
 from fednormec.theory.guarantee import Guarantee
-from fednormec.theory.setting import Constants, Local, Noise, Settings, constants_of, round_noise
+from fednormec.theory.setting import (
+    Constants,
+    Local,
+    Noise,
+    Settings,
+    constants_of,
+    round_noise,
+)
 
 CLIENTS, DIM, LOCAL_STEPS = 40, 20, 5
 FEWEST = 64  # the least K + 1: from there on beta <= alpha, which is where the corrected lemma is simplest
@@ -142,7 +149,7 @@ def measured(schedule: Schedule, n: int, seeds: int) -> float:
     norms = np.zeros((seeds if schedule.p < 1 else 1, n))
     for seed, row in enumerate(norms):
         row[0] = q.grad(x0, everyone).mean(0).norm().item()
-        for r in fn.simulate(q, algorithm, fn.poisson(schedule.p), rounds=n, seed=seed, x0=x0, workers=1):
+        for r in fn.simulate(q, algorithm, fn.poisson(schedule.p), rounds=n, seed=seed, x0=x0, on=fn.Threads(1)):
             if r.number < n:  # x^{K+1} is not among the models of the theorem
                 row[r.number] = q.grad(r.x, everyone).mean(0).norm().item()
     return float(norms.mean(0).min())

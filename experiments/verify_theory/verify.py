@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 import fednormec as fn
-from fednormec.engine import planned
-from fednormec.local import Moment
-from fednormec.randomness import generator
+from fednormec.core.local import Moment
+from fednormec.core.randomness import generator
+from fednormec.engine.planning import planned
 from fednormec.theory.corrected import (
     error_after_warmup,
     follow,
@@ -37,7 +37,15 @@ from fednormec.theory.corrected import (
     largest_server_step,
     update_lipschitz,
 )
-from fednormec.theory.setting import LOCALS, Constants, Local, Noise, Settings, constants_of, round_noise
+from fednormec.theory.setting import (
+    LOCALS,
+    Constants,
+    Local,
+    Noise,
+    Settings,
+    constants_of,
+    round_noise,
+)
 from fednormec.theory.watch import measure
 
 Kind = Literal["quadratic", "logistic"]
@@ -280,7 +288,14 @@ def _figures(case: Case, seed: int) -> Iterator[tuple[float, ...]]:
     gradient = case.problem.grad(case.x0, np.arange(case.problem.num_clients)).mean(0).norm().item()
     yield 0.0 if s.memory == "local_updates" else _update_norm(case.problem, algorithm, case.x0), 0.0, gradient
     for r in fn.simulate(
-        case.problem, algorithm, case.participation, case.privacy, rounds=s.rounds, seed=seed, x0=case.x0, workers=1
+        case.problem,
+        algorithm,
+        case.participation,
+        case.privacy,
+        rounds=s.rounds,
+        seed=seed,
+        x0=case.x0,
+        on=fn.Threads(1),
     ):
         yield measure(case.problem, algorithm, r, seed)
 

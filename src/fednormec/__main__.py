@@ -1,3 +1,3 @@
-from fednormec.cli import main
+from fednormec.cli.main import main
 
 main()

@@ -1,6 +1,11 @@
-"""The ways a run can end early, each one sentence for the person who started it, and the checks that say them."""
+"""What is said to a person: how a run can end early, the checks that find a mistake, notes, and text of others made fit
+for a terminal and a page."""
 
+import difflib
 import os
+import sys
+import unicodedata
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -68,3 +73,34 @@ def require_room(what: str, size: int, advice: str) -> None:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > there:
         raise UserError(f"{what} would take {size / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f}: {advice}.")
+
+
+def known(what: str, name: str, names: Iterable[str]) -> None:
+    """Passes if `name` is one of `names`; otherwise the error says which is nearest."""
+    names = list(names)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(names) or 'none'}."
+        raise UserError(f"unknown {what} '{name}'; {hint}")
+
+
+def visible(text: object, most: int | None = None) -> str:
+    """The text in one line, with escapes for control and format characters, line breaks and what stands for no
+    character; letters and spaces of any script stay. With `most` it ends after so many characters.
+
+    >>> visible("a\\x1b[2J\\nb\\u202e"), visible("naïve 文字"), visible("abcdef", 4)
+    ('a\\\\x1b[2J\\\\nb\\\\u202e', 'naïve 文字', 'abc…')
+    """
+    given = str(text) if most is None else str(text)[: most + 1]
+    shown = "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else repr(c)[1:-1] for c in given)
+    return shown if most is None or len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def visible_lines(text: object) -> str:
+    """A text of several lines that are its own."""
+    return "\n".join(map(visible, str(text).split("\n")))
+
+
+def note(said: object) -> None:
+    """One line on stderr, which what is said cannot leave."""
+    print(f"note: {visible(said)}", file=sys.stderr, flush=True)

@@ -1,1 +1,4 @@
-"""Three recursions carry the family: error feedback, averaging, control variates."""
+"""The family of methods on three recursions: error feedback, averaging, control variates. `methods` is the table
+of names, `faults` makes clients misbehave on purpose.
+May use: core.
+"""

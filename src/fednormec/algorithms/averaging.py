@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import Bound, Messages
+from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.bounds import Bound, Messages
+from fednormec.core.local import LocalUpdate
+from fednormec.core.participation import Weights
+from fednormec.core.vectors import plus, representable
 from fednormec.errors import one_of, positive
-from fednormec.local import LocalUpdate
-from fednormec.participation import Weights
-from fednormec.vectors import plus, representable
 
 
 def averaging(

@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from fednormec.algorithms.base import Algorithm, Server
-from fednormec.bounds import Bound, Messages, identity
+from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.bounds import Bound, Messages, identity
+from fednormec.core.local import LocalUpdate
+from fednormec.core.participation import Weights
+from fednormec.core.vectors import plus, unit
 from fednormec.errors import UserError, non_negative, one_of, positive
-from fednormec.local import LocalUpdate
-from fednormec.participation import Weights
-from fednormec.vectors import plus, unit
 
 
 def feedback(

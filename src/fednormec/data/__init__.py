@@ -1,4 +1,7 @@
-"""Clients' data: where it comes from (`sources`; `images`, once fetched) and who holds which example (`partition`)."""
+"""Clients' data: where it comes from (`sources`; `images`, once fetched), in which formats, and who holds which
+example (`partition`).
+May use: errors, files.
+"""
 
 from fednormec.data.fetching import fetch
 from fednormec.data.images import cifar10, fashion_mnist

@@ -19,10 +19,10 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 
-from fednormec.config import built_in_name, known
 from fednormec.data.formats import CIFAR_ARCHIVE, CIFAR_PACKAGE, IDX_FILES, MAX_FILE
 from fednormec.data.images import IMAGE_SETS, ImageSet, read_cache
-from fednormec.errors import UserError
+from fednormec.data.names import built_in_name
+from fednormec.errors import UserError, known
 
 Show = Callable[[int, int], None]
 Say = Callable[[str], None]

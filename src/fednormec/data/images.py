@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fednormec.data.formats import CIFAR_SHAPE, FASHION_SHAPE, read_cifar10, read_fashion_mnist, row
+from fednormec.data.formats import (
+    CIFAR_SHAPE,
+    FASHION_SHAPE,
+    read_cifar10,
+    read_fashion_mnist,
+    row,
+)
 from fednormec.data.sources import Examples, NpzData, Takeable
 from fednormec.errors import UserError
 

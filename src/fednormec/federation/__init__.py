@@ -1,2 +1,4 @@
-"""Clients that are other people's machines: Flower carries the messages, all else is ours. Read `server` (who is asked,
-what is taken), `client` (what one client answers) and `codec` (what crosses between them)."""
+"""Clients that are other people's machines. Read `wire` (who is asked, what is taken), `client` (what one client
+answers) and `messages` (what crosses between them).
+May use: core, data, privacy, engine, config, runs.
+"""

@@ -11,17 +11,25 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fednormec.algorithms.base import Server
-from fednormec.bounds import Adding
-from fednormec.clients import computed, summed
+from fednormec.core.algorithm import Server
+from fednormec.core.bounds import Adding
+from fednormec.core.local import Moment
+from fednormec.core.randomness import generator
 from fednormec.data import Examples, from_arrays, read_npz
+from fednormec.engine.clients import computed, summed
 from fednormec.errors import BoundBroken, UserError
-from fednormec.federation.codec import LOST, REFUSED, Refused, Reply, Request, read_request, reply_record
-from fednormec.federation.settings import Federation
-from fednormec.federation.store import Kept, Releases, Store
-from fednormec.local import Moment
+from fednormec.federation.agreement import Federation
+from fednormec.federation.client_state import Kept, Releases, Store
+from fednormec.federation.messages import (
+    LOST,
+    REFUSED,
+    Refused,
+    Reply,
+    Request,
+    read_request,
+    reply_record,
+)
 from fednormec.privacy.mechanism import Mechanism
-from fednormec.randomness import generator
 
 Answer = Callable[[Request], Reply]
 

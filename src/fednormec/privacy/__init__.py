@@ -1,1 +1,4 @@
-"""Privacy: what is asked (`Privacy`), what runs (`Mechanism`), what it costs (accounting, ledger), what may be said."""
+"""Client-level privacy as one frozen mechanism: who is drawn, which noise, what it costs (accounting, ledger), and
+what may be said about it (statement).
+May use: core.
+"""

@@ -7,19 +7,19 @@ from typing import Literal
 import numpy as np
 from scipy.stats import binom
 
+from fednormec.core.participation import Cohort, Participation
+from fednormec.core.randomness import SecureSource, Source, generator
 from fednormec.errors import UserError, at_least_one, non_negative, one_of, positive
-from fednormec.participation import Cohort, Participation
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Accountant, Hidden, Open, Release
 from fednormec.privacy.calibrate import least_noise, most_rounds, paper_noise_std
-from fednormec.randomness import SecureSource, Source, generator
+from fednormec.privacy.labels import NOT_PRIVATE
 
 Trust = Literal["central", "secagg", "local"]
 Adjacency = Literal["zero_out", "replace_one"]
 TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
 ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
 PAPER, TOTAL_NORM = "paper", "total_norm"
-NOT_PRIVATE = "NOT PRIVATE"
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e12
 MOST = 10**9  # beyond it binomial tails are no longer numbers
 LEAST_DELTA = 1e-300  # below it probabilities are no longer numbers

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fednormec.privacy.mechanism import NOT_PRIVATE, Plan
+from fednormec.privacy.labels import NOT_PRIVATE, up
+from fednormec.privacy.mechanism import Plan
 
 ADJACENCY = {
     "zero_out": "the client stays in the protocol and all its messages become 0",
@@ -95,19 +96,6 @@ def state(
         facts["besides"] = [f"{name}: {text}" for name, text in besides]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
     return Statement(epsilon, plan.delta, text, facts)
-
-
-def up(value: float, digits: int = 3) -> str:
-    """A bound in so many significant digits, rounded up: what is printed still holds.
-
-    >>> up(7.9912), up(0.012341), up(4325699.0), up(8.0)
-    ('8.00', '0.0124', '4.33e+06', '8.00')
-    """
-    if not math.isfinite(value) or value <= 0:
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    raised = math.ceil(value / unit - 1e-9) * unit
-    return f"{raised:.{max(0, digits - 1 - math.floor(math.log10(raised)))}f}" if raised < 1e4 else f"{raised:.2e}"
 
 
 def _claim(plan: Plan, epsilon: float) -> str:

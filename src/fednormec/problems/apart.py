@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fednormec.models import _Block
+from fednormec.problems.models import _Block
 
 Trace = tuple[tuple[Any, ...], ...]
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednormec import kernels
+from fednormec.core import kernels
+from fednormec.core.vectors import Layout
 from fednormec.errors import UserError
 from fednormec.problems.apart import changed
-from fednormec.vectors import Layout
 
 
 def for_convolutions(x: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fednormec.core.problem import Interval, Metrics, tile_size
+from fednormec.core.randomness import generator
+from fednormec.core.vectors import some_of, take
 from fednormec.errors import UserError, at_least_one, non_negative
-from fednormec.problems.base import Interval, Metrics, tile_size
-from fednormec.randomness import generator
-from fednormec.vectors import some_of, take
 
 EPS: Final = float(np.finfo(np.float64).eps)
 PROJECTIONS: Final = 4

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fednormec.core.problem import Metrics, tile_size
+from fednormec.core.stages import stage
+from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_of
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems import apart
-from fednormec.problems.base import Metrics, tile_size
 from fednormec.problems.layers import Layered, for_convolutions
-from fednormec.profile import stage
-from fednormec.vectors import Layout, flatten, layout_of, neighbours, some_of
 
 Loss = Callable[[Any, Tensor], Tensor]
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more

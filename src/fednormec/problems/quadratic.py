@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednormec.core.problem import Interval, Metrics, tile_size
+from fednormec.core.randomness import generator
+from fednormec.core.vectors import some_of, take
 from fednormec.errors import UserError, at_least_one, non_negative, require_room
-from fednormec.problems.base import Interval, Metrics, tile_size
-from fednormec.randomness import generator
-from fednormec.vectors import some_of, take
 
 
 @final

@@ -1,4 +1,7 @@
-"""Guarantees: what the paper prints (printed), what holds (corrected), and which settings make it small (planner)."""
+"""Guarantees: what the paper prints (`printed`), what holds (`corrected`), which settings make it small (`planner`),
+and what a run measures of it (`watch`).
+May use: core, algorithms, problems, privacy, engine, config.
+"""
 
 from fednormec.theory.corrected import Course, Promise, follow, guarantee, promise
 from fednormec.theory.guarantee import Condition, Guarantee

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from fednormec.config import Config
+from fednormec.config.schema import Config
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import MOST, Privacy
 from fednormec.privacy.mechanism import plan as privacy_plan

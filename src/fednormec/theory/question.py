@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fednormec.config import Config
-from fednormec.engine import planned, require_bounded
+from fednormec.config.assemble import Experiment, Rules, assemble, rules
+from fednormec.config.schema import Config
+from fednormec.config.settings import GivenConstants
+from fednormec.core.local import Moment
+from fednormec.core.problem import Problem
+from fednormec.core.randomness import generator
+from fednormec.engine.planning import planned, require_bounded
 from fednormec.errors import UserError
-from fednormec.experiment import Experiment, Rules, assemble, rules
-from fednormec.local import Moment
 from fednormec.privacy.mechanism import Plan, Privacy, plan
-from fednormec.problems.base import Problem
-from fednormec.randomness import generator
 from fednormec.theory.corrected import Promise, promise
 from fednormec.theory.planner import NoiseAt
 from fednormec.theory.setting import (
     Constants,
-    GivenConstants,
     Local,
     Noise,
     Settings,

@@ -1,21 +1,21 @@
 """What a guarantee is computed from: a problem's constants, a method's settings, the noise of a round."""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fednormec.algorithms.base import Algorithm
-from fednormec.algorithms.named import fed_normec
+from fednormec.algorithms.methods import fed_normec
+from fednormec.config.settings import check_constants
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.local import gd, ig
+from fednormec.core.participation import Participation
+from fednormec.core.problem import Interval, Problem
 from fednormec.errors import UserError, at_least_one, non_negative, one_of, positive
-from fednormec.local import gd, ig
-from fednormec.participation import Participation
 from fednormec.privacy.mechanism import Mechanism
-from fednormec.problems.base import Interval, Problem
 from fednormec.problems.logistic import Logistic
 from fednormec.problems.quadratic import Quadratic
 
@@ -70,7 +70,7 @@ class Constants:
     component_heterogeneity: float | None = None
 
     def __post_init__(self) -> None:
-        _check_constants(self)
+        check_constants(self)
 
     def start_error(self, local: Local, local_step: float) -> float:
         """max_i ||P_i(x^0)|| at most: the memories' error when they start from zero."""
@@ -92,28 +92,6 @@ class Constants:
         if value is None:
             raise UserError(f"local operator {local} needs constants.{name}: give it, or 0 where it is known to be.")
         return value
-
-
-@dataclass(frozen=True)
-class GivenConstants:
-    """The constants that a config gives, each in place of the computed one."""
-
-    smoothness: float | None = None
-    gap: float | None = None
-    gradient_norm: float | None = None
-    client_norm: float | None = None
-    clients: int | None = None
-    dim: int | None = None
-    heterogeneity: float | None = None
-    component_norm: float | None = None
-    component_heterogeneity: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_constants(self)
-
-    @property
-    def known(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -240,27 +218,6 @@ def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Co
         component_norm=component_norm,
         component_heterogeneity=component_spread,
     )
-
-
-def _check_constants(constants: Constants | GivenConstants) -> None:
-    checks: dict[Callable[..., float], tuple[str, ...]] = {
-        positive: ("smoothness", "client_norm"),
-        non_negative: ("gap", "gradient_norm", "heterogeneity", "component_norm", "component_heterogeneity"),
-        at_least_one: ("clients", "dim"),
-    }
-    for check, names in checks.items():
-        for name in names:
-            value = getattr(constants, name)
-            if value is not None:
-                check(f"constants.{name}", value)
-                if value > 1e100 or (check is positive and value < 1e-100):
-                    raise UserError(f"constants.{name} must lie between 1e-100 and 1e100, not {value:g}: rescale.")
-    mean, largest = constants.gradient_norm, constants.client_norm
-    if mean is not None and largest is not None and mean > largest * (1 + 1e-6):
-        raise UserError(
-            f"constants.gradient_norm is the norm of a mean of gradients and cannot be larger than client_norm, the "
-            f"largest of their norms, but {mean:g} > {largest:g}."
-        )
 
 
 def _gap(value: float, infimum: Interval, x0: Tensor) -> float:

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednormec.algorithms.base import Algorithm
-from fednormec.engine import Round
-from fednormec.local import Moment
-from fednormec.problems.base import Problem
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.local import Moment
+from fednormec.core.problem import Problem
+from fednormec.engine.round import Round
 
 
 class Measured(NamedTuple):

@@ -1,0 +1,45 @@
+"""The audit of what a config describes."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fednormec.config.assemble import assemble
+from fednormec.config.schema import Config
+from fednormec.core.randomness import generator
+from fednormec.engine.planning import planned
+from fednormec.errors import (
+    UserError,
+)
+from fednormec.privacy.labels import NOT_PRIVATE
+from fednormec.privacy.mechanism import MOST
+from fednormec.runs.progress import counted
+
+if TYPE_CHECKING:
+    from fednormec.audit.audit import Audit
+
+
+def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -> "Audit":
+    """The audit of what a config describes: of its mechanism, or of one training with canaries."""
+    from fednormec.audit.audit import audit_mechanism, audit_training
+
+    if canaries is not None and canaries > MOST:
+        raise UserError(f"an audit takes at most {MOST:,} canaries, not {canaries:,}.")
+    experiment = assemble(config)
+    problem, algorithm, privacy, rounds = (
+        experiment.problem, experiment.algorithm, experiment.privacy, experiment.run.rounds,
+    )  # fmt: skip
+    if privacy is None:
+        raise UserError("there is nothing to audit: this config has no [privacy].")
+    plan = planned(problem, algorithm, experiment.participation, privacy, rounds)
+    with counted("round", quiet) as show:
+        if not training:
+            found = audit_mechanism(
+                plan.mechanism, plan.rounds, plan.delta, trials=canaries, seed=experiment.run.seed, algorithm=algorithm,
+                dim=problem.dim, dtype=problem.init(generator(0, "init")).dtype, on_progress=show,
+            )  # fmt: skip
+        else:
+            found = audit_training(
+                problem, algorithm, experiment.participation, privacy, rounds=rounds, seed=experiment.run.seed,
+                canaries=200 if canaries is None else canaries, on_progress=show,
+            )  # fmt: skip
+    return replace(found, of=f"{NOT_PRIVATE}: {found.of}") if plan.total_norm else found

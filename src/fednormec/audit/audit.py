@@ -1,0 +1,467 @@
+"""Attacks on our own privacy, through the code that really runs: can what was released tell more than was claimed?
+
+A canary is a client that ignores its data and always sends the same vector, or (by a coin) what its neighbour in the
+sense of the adjacency would send: nothing, or the opposite vector. An attacker who sees the releases guesses the coins.
+`audit_mechanism` plays this many times with canaries alone, and then measures messages and tests noise and sampler
+directly; `audit_training` once, with canaries among the clients of a real training. Either can refute a claim, never
+prove it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binom, chi2, norm
+from scipy.stats import t as student
+from torch import Tensor
+
+from fednormec.audit import checks
+from fednormec.audit.canaries import signs, with_canaries
+from fednormec.audit.checks import least, levels, two_sided
+from fednormec.audit.evidence import (
+    CONFIDENCE,
+    LEVEL,
+    OF_ESTIMATE,
+    curve_p_value,
+    gaussian_epsilon,
+    lower_bound,
+    one_run_epsilon,
+    two_gaussians,
+)
+from fednormec.audit.playing import (
+    ALONE,
+    CROWD,
+    FEWEST,
+    KINDS,
+    TOLERANCE,
+    Attack,
+    Seen,
+    Stage,
+    Tick,
+    all_short,
+    asked,
+    attack,
+    blocks,
+    for_cohorts,
+    for_noise,
+    longest_alone,
+    noise_std,
+    play,
+    senders,
+    stage_for,
+    watch,
+)
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.participation import Participation, full
+from fednormec.core.problem import Problem
+from fednormec.core.randomness import generator
+from fednormec.engine.simulation import simulate
+from fednormec.errors import BoundBroken, UserError, at_least_one
+from fednormec.privacy import accounting
+from fednormec.privacy.accounting import Open
+from fednormec.privacy.labels import up
+from fednormec.privacy.mechanism import Mechanism, Privacy, plan, require_delta
+
+SIDE_ROUNDS = 1000  # of nothing but noise: noise that is missing in one of a hundred rounds shows
+AGAIN = 64  # rounds of a run with another seed
+SEVERAL = 96  # clients of whom any three are looked at
+NARROW = 64  # parameters where only cohorts matter
+RARE = 1 / 16  # coins that show in noise from the same random words: those use all but the highest three bits
+Progress = Callable[[int, int], None]  # rounds done, rounds in all
+
+
+def _nothing(done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found beside what was claimed. All ε are at the same δ.
+
+    lower_bound: a true bound, wrong with probability 0.05 % at the most. Few trials cannot show a large ε.
+    estimate, estimate_low: the ε of two normal distributions fitted to the scores, and its lower confidence limit. No
+        bound, since it takes the tails for normal. `expected` is what a right implementation comes to, without the
+        chance of a run: mostly a little below the claim.
+    checks: p-values of direct tests; one below 1e-6 fails.
+    played: what was played, in words.
+    broken: what the engine said when it refused a message that its bound does not allow, which ended the audit.
+    """
+
+    of: str
+    claimed: float
+    delta: float
+    lower_bound: float
+    estimate: float
+    estimate_low: float
+    expected: float
+    checks: dict[str, float]
+    trials: int
+    rounds: int
+    seconds: float
+    played: str = ""
+    broken: str | None = None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What speaks against the claim."""
+        found = [f"the check of {name} fails" for name, p in self.checks.items() if p < LEVEL]
+        if self.estimate_low > max(self.claimed, self.expected):
+            found.insert(0, "the estimate lies above the claim by more than chance")
+        if self.lower_bound > self.claimed:
+            found.insert(0, "the lower bound lies above the claim")
+        if self.broken is not None:
+            found.insert(0, self.broken)
+        return tuple(found)
+
+    @property
+    def verdict(self) -> str:
+        return "violated" if self.reasons else "consistent"
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON; an infinite number is None."""
+        facts = {**asdict(self), "confidence": CONFIDENCE, "verdict": self.verdict, "reasons": list(self.reasons)}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
+
+    def text(self) -> str:
+        """A short report for a person."""
+        low = math.floor(100 * self.lower_bound) / 100
+        proof, sure = (f"{level:.2%} confidence" for level in (CONFIDENCE, OF_ESTIMATE))
+        checks = (f"{name}: {'passed' if p >= LEVEL else 'FAILED'} (p = {p:.2g})" for name, p in self.checks.items())
+        return "\n".join([
+            f"audit of {self.of}: {self.verdict}",
+            *(f"  because      {reason}" for reason in self.reasons),
+            f"  claimed      ε ≤ {up(self.claimed)} at δ = {self.delta:g} after {self.rounds} rounds",
+            f"  lower bound  ε ≥ {low:.2f} with {proof}: a bound of proof strength, limited by the number of trials",
+            f"  estimate     ε ≈ {self.estimate:.2f}, > {self.estimate_low:.2f} with {sure}: an estimate, not a bound",
+            f"  expected     ε ≈ {self.expected:.2f} as estimate, if all is right",
+            *(f"  check        {check}" for check in checks),
+            *([f"  played       {self.played}"] if self.played else []),
+            f"  trials       {self.trials} canaries, {self.seconds:.1f} s",
+            "  An audit can refute a claim, never prove it: 'consistent' says that this attack found nothing.",
+        ])  # fmt: skip
+
+
+def audit_mechanism(
+    mechanism: Mechanism, rounds: int, delta: float, *, trials: int | None = None, seed: int = 0,
+    algorithm: Algorithm | None = None, dim: int | None = None, dtype: torch.dtype = torch.float64,
+    side_rounds: int = SIDE_ROUNDS, on_progress: Progress = _nothing,
+) -> Audit:  # fmt: skip
+    """Plays canaries against the mechanism, each on a coordinate of its own; measures messages; tests noise and coins.
+
+    trials: how many canaries. central (1,000 by default): all in one run, as far as there are coordinates and room.
+        secagg (400): runs with the mechanism's own number of clients, the server knowing who sends; colluders only
+        watch. Trials of one run are counted as independent, which they are given the sizes of the cohorts.
+        local (100): the server sees each message alone, so each trial is a run with one client. Large models take
+        fewer, and then fewer rounds.
+    algorithm, dim, dtype: the run's own method, number of parameters and their type; by default clipping of a few
+        numbers in float64.
+    side_rounds: how many rounds of nothing but noise are tested, and twice as many cohorts.
+    A round of a small run takes about half a millisecond.
+    """
+    started = time.perf_counter()
+    at_least_one("rounds", rounds)
+    at_least_one("side_rounds", side_rounds)
+    require_delta(delta)
+    if trials is not None:
+        _enough(trials)
+    stage = stage_for(mechanism, algorithm, dim, dtype, trials)
+    at = attack(mechanism, stage, rounds, trials)
+    again, coins = min(AGAIN, side_rounds), mechanism.participation.select is None and mechanism.p < 1
+    side = len(KINDS) * ALONE + side_rounds + (1 if mechanism.secure else 3) * again
+    side += coins * (3 * side_rounds + again) + min(CROWD, at.rounds)
+    tick = _ticks(on_progress, at.runs * at.rounds + side)
+    claimed, expected = mechanism.epsilon(at.rounds, delta), _expected_estimate(mechanism, at.rounds, delta)
+    played = _words(at, stage, rounds, side_rounds)
+    found = Audit(
+        f"the mechanism ({mechanism.trust}, {mechanism.adjacency}, {mechanism.participation.name})", claimed, delta,
+        0.0, 0.0, 0.0, expected, {}, at.canaries * at.runs, at.rounds, 0.0, played,
+    )  # fmt: skip
+    try:
+        seen = play(at, seed, tick)
+        results = {"the length of messages": least(*_lengths(seen, at, stage, seed, tick))}
+        noise = watched_noise(stage, mechanism, side_rounds, seed, tick)
+        noise["noise level"] = least(noise["noise level"], _level_beside_messages(seen, at.mechanism))
+        results |= noise
+        if coins:
+            results |= watched_cohorts(mechanism, side_rounds, seed, tick)
+            if at.mechanism.min_cohort == 1:
+                results |= {k: least(p, results[k]) for k, p in _counts(seen.sent, at.mechanism.p).items()}
+    except BoundBroken as error:
+        return replace(found, broken=str(error), seconds=time.perf_counter() - started)
+    if at.mechanism.min_cohort > 1:
+        sizes = seen.sent.sum(2)
+        results["the least cohort"] = float(((sizes == 0) | (sizes >= at.mechanism.min_cohort)).all())
+    ratios = _log_ratios(seen.along, seen.canaries_sent, seen.sent.sum(2), at.mechanism)
+    scores, present = ratios.sum(1).ravel(), seen.present.ravel()
+    points = [min(claimed, 20.0) * share for share in (0.0, 0.125, 0.25, 0.5)]  # where a few trials can tell something
+    curve = [(e, accounting.delta(mechanism.release(), at.rounds, e)) for e in points]
+    results["error rates against the claimed curve"] = curve_p_value(scores, present, curve)
+    estimate, estimate_low = two_gaussians(scores, present, delta)
+    return replace(
+        found, lower_bound=lower_bound(scores, present, delta), estimate=estimate, estimate_low=estimate_low,
+        checks=results, seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def audit_training(
+    problem: Problem, algorithm: Algorithm, participation: Participation | None, privacy: Privacy, *, rounds: int,
+    seed: int = 0, canaries: int = 200, on_progress: Progress = _nothing,
+) -> Audit:  # fmt: skip
+    """One training with canaries among the clients, in random directions; the claim is that of the run with them.
+
+    The noise is what the training without them would get. The lower bound guesses the coins of the quarter with the
+    highest and the quarter with the lowest scores (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846); the estimate is
+    that of arXiv 2302.03098. The attacker sees the sums only, which for trust = "local" is less than the server does,
+    and the other clients' messages are in his way: they matter less the more parameters there are.
+    """
+    started = time.perf_counter()
+    if algorithm.message_slots != 1 or math.isinf(algorithm.bound.radius):
+        raise UserError(f"{algorithm.name} cannot be audited: its clients must send one vector of bounded length.")
+    at_least_one("rounds", rounds)
+    m, participation, radius, delta = _enough(canaries), participation or full(), algorithm.bound.radius, privacy.delta
+    planned = plan(privacy, problem.num_clients, participation, radius, problem.dim, rounds)
+    rng, starts = generator(seed, "canaries"), blocks(problem.dim)
+    present = rng.random(m) < 0.5
+    directions = _directions(m, problem.dim, rng).to(problem.init(generator(seed, "init")))
+    planted, mechanism = with_canaries(problem, directions, present, privacy.adjacency), planned.mechanism
+    sent, along, squares, broken = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), None
+    try:
+        for r in simulate(
+            planted, algorithm, participation, asked(mechanism, delta), rounds=planned.rounds, seed=seed
+        ):  # fmt: skip
+            assert r.plan is not None
+            mechanism, std = r.plan.mechanism, noise_std(r)
+            sent.append(senders(r, planted.num_clients))
+            along.append((directions @ r.released.to(directions)).double().cpu().numpy() / radius)
+            if std > 0:
+                squares.append(np.add.reduceat((r.released.cpu().numpy() / std) ** 2, starts))
+            on_progress(r.number, planned.rounds)
+    except BoundBroken as error:
+        broken = str(error)
+    done = max(1, len(sent))
+    found = Audit(
+        f"a training by {algorithm.name} ({mechanism.trust}, {mechanism.adjacency}, {participation.name})",
+        mechanism.epsilon(done, delta), delta, 0.0, 0.0, 0.0, _expected_estimate(mechanism, done, delta), {}, m,
+        len(sent), time.perf_counter() - started, broken=broken,
+    )  # fmt: skip
+    if broken is not None:
+        return found
+    drawn, projections = np.stack(sent), np.stack(along)
+    scores = _log_ratios(projections, drawn[:, -m:], drawn.sum(1), mechanism).sum(0)
+    order, k = np.argsort(scores), m // 4
+    right = int(present[order[-k:]].sum() + (~present[order[:k]]).sum())
+    results = {"the length of messages": _length_along(projections, drawn[:, -m:], present, privacy.adjacency)}
+    if squares:
+        results["noise level, at the least"] = _at_least(np.stack(squares), np.diff(np.append(starts, problem.dim)))
+    if participation.select is None and mechanism.min_cohort == 1 and mechanism.p < 1:
+        results |= _counts(drawn[None], mechanism.p) | _dependence(drawn, mechanism.p)
+    estimate, estimate_low = two_gaussians(scores, present, delta)
+    return replace(
+        found, lower_bound=one_run_epsilon(m, 2 * k, right, delta, 1 - CONFIDENCE), estimate=estimate,
+        estimate_low=estimate_low, checks=results, seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
+    """Checks of noise in a run where nobody says anything, and in shorter ones with another seed and another stream."""
+    mechanism, at = for_noise(mechanism), _seed(seed, 0)
+    seen = watch(stage, mechanism, rounds, at, tick)
+    again = min(AGAIN, rounds)
+    others = [watch(stage, mechanism, again, at + (not mechanism.secure), tick)]  # secure noise takes no seed
+    if not mechanism.secure:
+        others.append(watch(stage, replace(mechanism, stream=mechanism.stream + 1), again, at, tick))
+    due, counts = seen.squares[seen.due], int(seen.due.sum()) * seen.sizes
+    sample = seen.sample[seen.due]
+    found = {
+        "noise level": levels(due.sum(), due.shape[0] * seen.sizes.sum()),
+        "noise level by coordinates": least(
+            levels(seen.by_coordinate, len(due) * np.ones(1)), levels(due.sum(0), counts)
+        ),
+        "noise level by rounds": least(levels(due.sum(1), seen.sizes.sum()), levels(due, seen.sizes)),
+    }
+    if mechanism.trust == "central" and mechanism.p < 1:
+        unheard = seen.squares[~seen.sent.any(1)]
+        found["noise when nobody is drawn"] = levels(unheard.sum(), unheard.shape[0] * seen.sizes.sum())
+    some = sample[:, : checks.SOME]
+    found |= {
+        "noise shape": checks.shape(sample),
+        "noise of any two rounds": checks.any_two(sample),
+        "noise of any two coordinates": checks.any_two(sample.T),
+        "noise of any three": least(checks.any_three(some), checks.any_three(sample[: checks.SOME].T)),
+        "noise drawn once": least(checks.repeated(sample, *(o.sample for o in others)), checks.repeated(seen.first)),
+        "noise of two runs": least(*(checks.between(seen.sample, o.sample) for o in others)),
+    }
+    if not mechanism.secure:
+        same = watch(stage, mechanism, again, at, tick)
+        agree = (same.sent == seen.sent[:again]).all() and (same.sample == seen.sample[:again]).all()
+        found["the same seed again"] = float(agree)
+    return found
+
+
+def watched_cohorts(mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
+    """Checks of Poisson sampling in runs of few parameters where nobody says anything; of cohorts and noise together
+    also with other coins, since a coin of probability 1/4 takes but the highest bits of a random word."""
+    mechanism, at = for_cohorts(mechanism), _seed(seed, 1)
+    narrow = stage_for(mechanism, None, NARROW, torch.float64, None)
+    seen = watch(narrow, mechanism, 2 * rounds, at, tick)
+    other = watch(narrow, mechanism, min(AGAIN, rounds), at + (not mechanism.secure), tick)
+    rare = watch(narrow, for_cohorts(mechanism, RARE), rounds, at, tick)
+    together = [
+        checks.cohorts_and_noise(w.sent[w.due], w.sample[w.due], p) for w, p in ((seen, mechanism.p), (rare, RARE))
+    ]
+    return {
+        **_counts(seen.sent[None], mechanism.p),
+        **_dependence(seen.sent, mechanism.p),
+        "cohorts of two runs": checks.sets_between(seen.sent, other.sent, mechanism.p),
+        "cohorts and noise": least(*together),
+    }
+
+
+def _ticks(on_progress: Progress, total: int) -> Tick:
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, total)
+
+    return tick
+
+
+def _seed(seed: int, run: int) -> int:
+    return int(generator(seed, "audit", 2, run).integers(2**62))
+
+
+def _words(at: Attack, whole: Stage, rounds: int, side_rounds: int) -> str:
+    """What was played, for the report."""
+    some = f" of {whole.dim:,}" if at.stage.dim < whole.dim else ""
+    few = f" of {rounds:,}" if at.rounds < rounds else ""
+    return (
+        f"{whole.algorithm.name}, {at.stage.dim:,}{some} parameters in {str(whole.dtype).removeprefix('torch.')}, "
+        f"{at.rounds:,}{few} rounds; {side_rounds:,} of noise alone"
+    )
+
+
+def _lengths(seen: Seen, at: Attack, stage: Stage, seed: int, tick: Tick) -> tuple[float, float, float]:
+    """Whether messages keep to the radius: in the attack on the average; there, next to without noise, each; and of a
+    client alone."""
+    heard = seen.canaries_sent * signs(seen.present, at.mechanism.adjacency)[:, None]
+    run, k, _ = np.nonzero(heard)
+    excess = (seen.along * heard - 1)[heard != 0] / seen.std[run, k]
+    return (
+        float(norm.sf(excess.sum() / math.sqrt(max(1, excess.size)))),
+        float(all_short(at, _seed(seed, 2), tick)),
+        float(longest_alone(stage, seed, tick) <= 1 + TOLERANCE),
+    )
+
+
+def _level_beside_messages(seen: Seen, mechanism: Mechanism) -> float:
+    """The level of noise along the vectors of canaries that said nothing, in rounds where it is due."""
+    silent = seen.canaries_sent * signs(seen.present, mechanism.adjacency)[:, None] == 0
+    silent &= seen.std[:, :, None] > 0
+    std = np.broadcast_to(seen.std[:, :, None], silent.shape)[silent]
+    return levels(((seen.along[silent] / std) ** 2).sum(), std.size) if std.size else 1.0
+
+
+def _length_along(along: np.ndarray, sent: np.ndarray, present: np.ndarray, adjacency: str) -> float:
+    """Whether canaries add more than the radius to the sums (K, m) along their vectors: the mean over rounds where one
+    sends less that over the others, or, where all send always, less what is found along absent canaries' vectors.
+
+    What other clients send in a round does not depend on who is drawn in it, so that it cancels.
+    """
+    sign = np.where(present | (adjacency == "zero_out"), 1.0, -1.0)
+    speaks = present | (adjacency == "replace_one")
+    both = speaks & sent.any(0) & ~sent.all(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        on = (along * sign * sent).sum(0) / sent.sum(0)
+        off = (along * sign * ~sent).sum(0) / (~sent).sum(0)
+    if both.sum() >= 10:
+        lengths, nothing = (on - off)[both], np.zeros(0)
+    else:
+        lengths, nothing = on[speaks & sent.any(0)], on[~speaks & sent.any(0)]
+    if len(lengths) < 10:
+        return 1.0
+    error = math.sqrt(sum(part.var(ddof=1) / len(part) for part in (lengths, nothing) if len(part) > 1))
+    excess = float(lengths.mean() - (nothing.mean() if len(nothing) > 1 else 0.0) - 1)
+    return float(student.sf(excess / error, len(lengths) - 1)) if error > 0 else float(excess <= TOLERANCE)
+
+
+def _at_least(squares: np.ndarray, sizes: np.ndarray) -> float:
+    """Whether released sums (K rounds, blocks) are as large as the noise in them makes them: messages only add."""
+    pairs = ((squares.sum(1), sizes.sum()), (squares.sum(0), len(squares) * sizes), (squares, sizes))
+    return least(*(least(chi2.cdf(part, counts)) for part, counts in pairs))
+
+
+def _counts(sent: np.ndarray, p: float) -> dict[str, float]:
+    """Whether (R, K, M) draws are coins: how many, and how evenly over clients and over rounds, neither more nor less
+    than coins would be."""
+    return {
+        "sampling rate": float(two_sided(binom(sent.size, p), sent.sum())),
+        "draws per client": checks.dispersion(sent.sum(1), sent.shape[1], p),
+        "cohort sizes": checks.dispersion(sent.sum(2), sent.shape[2], p),
+    }
+
+
+def _dependence(sent: np.ndarray, p: float) -> dict[str, float]:
+    """Whether (K, M) draws are independent: any two rounds, any two clients, and any three of either."""
+    clients = sent[:, : 4 * checks.SOME]
+    triples = (
+        checks.any_three_sets(sent, p),
+        checks.any_three_sets(clients.T, p),
+        checks.any_three_columns(sent[:, :SEVERAL], p),
+    )
+    return {
+        "any two cohorts": checks.any_two_sets(sent, p),
+        "any two clients": checks.any_two_sets(clients.T, p),
+        "any three cohorts or clients": least(*triples),
+    }
+
+
+def _expected_estimate(mechanism: Mechanism, rounds: int, delta: float) -> float:
+    """What `two_gaussians` comes to with endless trials of a right implementation: rounds add to mean and variance."""
+    release = mechanism.release()
+    if isinstance(release, Open):
+        weights, mus = np.array(release.weights), np.array(release.mus)
+        gap = (weights * mus**2).sum()
+        variance = (weights * (mus**2 + mus**4 / 4)).sum() - gap**2 / 4
+    else:
+        z = np.linspace(-12, 12, 20_001)
+        absent, drawn, opposite = (_log_ratios(z / release.mu + y, np.array(True), 1, mechanism) for y in (0, 1, -1))
+        ratios = np.array([absent, drawn, absent, opposite if release.mirrored else absent])
+        law = np.outer([1 - release.p, release.p], norm.pdf(z) / norm.pdf(z).sum()).ravel()
+        pair = ratios.reshape(2, -1)  # in, out
+        gap = pair[0] @ law - pair[1] @ law
+        variance = (((pair - (pair @ law)[:, None]) ** 2) @ law).mean()
+    return gaussian_epsilon(math.sqrt(rounds / variance) * gap, delta)
+
+
+def _enough(canaries: int) -> int:
+    if canaries < FEWEST:
+        raise UserError(f"an audit needs at least {FEWEST} canaries, not {canaries}.")
+    return canaries
+
+
+def _directions(m: int, dim: int, rng: np.random.Generator) -> Tensor:
+    """Random unit vectors, (m, d) float32; at right angles, as far as there is room, not to be in each other's way."""
+    normals = torch.from_numpy(rng.standard_normal((dim, m), dtype=np.float32))
+    columns: Tensor = torch.linalg.qr(normals).Q if m <= dim else normals / normals.norm(dim=0)
+    return columns.T.contiguous()
+
+
+def _log_ratios(y: np.ndarray, sent: np.ndarray, sizes: Any, mechanism: Mechanism) -> np.ndarray:
+    """How much likelier the projections y (..., m) of a round are with the canary in than out, as a logarithm.
+
+    central: nobody sees who was drawn, so that both are mixtures. Elsewhere that is known, and so is the noise.
+    """
+    mirrored, variance = mechanism.adjacency == "replace_one", mechanism.noise_std**2
+    if mechanism.trust != "central":
+        variance = variance * np.maximum(sizes, 1)[..., None]
+        return np.asarray(np.where(sent, (2 * y if mirrored else y - 0.5) / variance, 0.0))
+    p = mechanism.participation.rate(mechanism.num_clients)
+    absent, drawn = math.log1p(-p) if p < 1 else -math.inf, math.log(p)
+    ratios = np.logaddexp(absent, drawn + (y - 0.5) / variance)
+    return np.asarray(ratios - np.logaddexp(absent, drawn + (-y - 0.5) / variance) if mirrored else ratios)

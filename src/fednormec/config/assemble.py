@@ -1,0 +1,206 @@
+"""From a config to the objects of a run: problem, algorithm, participation, noise."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fednormec.algorithms.faults import FAULTS, Faults, faulty
+from fednormec.algorithms.methods import METHODS
+from fednormec.config.datasets import federated_data
+from fednormec.config.schema import Call, Config, check, choose
+from fednormec.config.settings import (
+    DEFAULT_NAMES,
+    SECTIONS,
+    GivenConstants,
+    RunSettings,
+)
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.local import gd, ig, sgd
+from fednormec.core.participation import Participation, fixed_size, full, poisson
+from fednormec.core.problem import Problem
+from fednormec.core.randomness import generator
+from fednormec.data import (
+    Examples,
+    FederatedData,
+)
+from fednormec.engine.planning import evaluation_interval
+from fednormec.errors import UserError, known, require_room
+from fednormec.privacy.mechanism import Privacy
+from fednormec.problems.logistic import Logistic
+from fednormec.problems.models import MODELS, reset
+from fednormec.problems.neural import NeuralProblem
+from fednormec.problems.quadratic import Quadratic, random_quadratic
+
+Table = Mapping[str, Callable[..., Any]]
+LOCALS: Table = {"gd": gd, "ig": ig, "sgd": sgd}
+PARTICIPATIONS: Table = {"full": full, "poisson": poisson, "fixed_size": fixed_size}
+
+
+class Experiment(NamedTuple):
+    """Everything a run needs, its config with every default spelled out, and the sections it did without."""
+
+    problem: Problem
+    algorithm: Algorithm
+    participation: Participation
+    privacy: Privacy | None
+    run: RunSettings
+    config: Config
+    unused: tuple[str, ...]
+
+
+class Rules(NamedTuple):
+    """What a config says without its problem: the method, who takes part, what is kept private, for how long."""
+
+    algorithm: Algorithm
+    participation: Participation
+    privacy: Privacy | None
+    run: RunSettings
+    config: Config
+
+
+def assemble(config: Config, data: FederatedData | None = None) -> Experiment:
+    """Checks the whole config and builds what it describes; nothing is written. With `data`, those of one party among
+    others who have theirs elsewhere, in place of what [data] says."""
+    algorithm, participation, privacy, run, resolved = rules(config)
+    problem = _problem(config, resolved, run, data)
+    for name, size in {"clients": problem.num_clients, "dim": problem.dim}.items():
+        given = resolved.get("constants", {}).get(name)
+        if given not in (None, size):
+            raise UserError(f"constants.{name} = {given}, but the problem has {size}: leave it out.")
+    if "faults" in config:
+        resolved["faults"] = check("[faults]", config["faults"], Faults)
+        algorithm = _with_faults(algorithm, Faults(**resolved["faults"]), problem.num_clients, run.seed)
+    in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
+    unused = tuple(name for name in config if name not in resolved)
+    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused)
+
+
+def rules(config: Config) -> Rules:
+    """Checks everything but the problem, for questions that can be answered without one."""
+    resolved: Config = {}
+    resolved["run"] = check("[run]", config.get("run", {}), RunSettings)
+    run = RunSettings(**resolved["run"])
+    algorithm = _algorithm(config, resolved)
+    participation = _choose(config, resolved, "participation", PARTICIPATIONS)()
+    _require_full_where_named(resolved)
+    privacy = None
+    if "privacy" in config:
+        resolved["privacy"] = check("[privacy]", config["privacy"], Privacy)
+        privacy = Privacy(**resolved["privacy"])
+    if "constants" in config:
+        resolved["constants"] = check("[constants]", config["constants"], GivenConstants)
+        GivenConstants(**resolved["constants"])
+    return Rules(algorithm, participation, privacy, run, resolved)
+
+
+def evaluate_every(experiment: Experiment) -> int:
+    """As asked, or as the engine's rule says."""
+    problem, algorithm, participation, privacy, run, _, _ = experiment
+    if run.evaluate_every is not None:
+        return run.evaluate_every
+    return evaluation_interval(problem, algorithm, participation, run.rounds, privacy is not None)
+
+
+def _choose(config: Config, resolved: Config, section: str, table: Table, given: int = 0) -> Call:
+    settings = config.get(section, {})
+    call = choose(section, settings, table, given)
+    resolved[section] = {"name": settings.get("name", DEFAULT_NAMES[section]), **call.arguments}
+    return call
+
+
+def _algorithm(config: Config, resolved: Config) -> Algorithm:
+    name = str(config.get("method", {}).get("name", DEFAULT_NAMES["method"]))
+    known("method", name, METHODS)
+    takes_local = METHODS[name].takes_local
+    table: Table = {key: method.build for key, method in METHODS.items()}
+    method = _choose(config, resolved, "method", table, given=1 if takes_local else 0)
+    algorithm: Algorithm = method(_choose(config, resolved, "local", LOCALS)()) if takes_local else method()
+    return algorithm
+
+
+def _require_full_where_named(resolved: Config) -> None:
+    if resolved["method"]["name"] == "alpha_normec" and resolved["participation"]["name"] != "full":
+        raise UserError("alpha_normec is the method with every client in every round: use full participation, or "
+                        "fed_normec with the local operator gd and one step.")  # fmt: skip
+
+
+def _with_faults(algorithm: Algorithm, faults: Faults, num_clients: int, seed: int) -> Algorithm:
+    if faults.clients > num_clients:
+        raise UserError(f"[faults] clients = {faults.clients}, but there are {num_clients} of them.")
+    drawn = generator(seed, "faults").permutation(num_clients)[: faults.clients].tolist()
+    local = faulty(algorithm.local, FAULTS[faults.kind], drawn)
+    prime = None if algorithm.prime is None else algorithm.prime._replace(local=local)
+    return algorithm._replace(local=local, prime=prime)
+
+
+def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedData | None) -> Problem:
+    dtype, device = getattr(torch, run.dtype), _device(run.device)
+
+    def quadratic(
+        clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
+    ) -> Problem:
+        with _sizes_from_the_config("problem"):
+            problem = random_quadratic(
+                clients, dim, parts=parts, heterogeneity=heterogeneity, condition=condition, seed=run.seed, dtype=dtype
+            )
+        return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
+
+    def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
+        data = federated_data(config, resolved, run.seed) if own is None else own
+        pairs = [_two_classes(examples, positive, dtype, device) for examples in data.clients]
+        if own is None and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
+            raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
+        test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
+        features, labels = [a for a, _ in pairs], [y for _, y in pairs]
+        return Logistic(features, labels, regularizer=regularizer, test=test, held_out=data.held_out)
+
+    def neural(vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
+        data = federated_data(config, resolved, run.seed) if own is None else own
+        build = _choose(config, resolved, "model", MODELS, given=2)
+        with _sizes_from_the_config("model"):
+            with torch.device("meta"):  # as large as it will be, without its numbers
+                parameters = sum(p.numel() for p in build(data.input_shape, data.num_classes).parameters())
+            require_room(f"training a model of {parameters:,} parameters", 12 * parameters * dtype.itemsize,
+                         "take a smaller one")  # fmt: skip
+            model = build(data.input_shape, data.num_classes)
+        reset(model, generator(run.seed, "init"))
+        return NeuralProblem(
+            model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile,
+            held_out=data.held_out,
+        )  # fmt: skip
+
+    table: Table = {"neural": neural, "logistic": logistic, "quadratic": quadratic}
+    problem: Problem = _choose(config, resolved, "problem", table)()
+    return problem
+
+
+def _two_classes(
+    examples: Examples, positive: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flat features and labels +1 for the classes in `positive`, -1 for all others."""
+    features = torch.as_tensor(examples.x.reshape(len(examples), -1)).to(device, dtype)
+    labels = np.where(np.isin(examples.y, positive), 1.0, -1.0)
+    return features, torch.as_tensor(labels).to(device, dtype)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # from a missing module to an assertion; all mean the same
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise UserError(f"[run] device '{name}' cannot be used here: {reason}.") from error
+    return device
+
+
+@contextmanager
+def _sizes_from_the_config(section: str) -> Iterator[None]:
+    """numpy and torch raise one of these when a size is beyond the memory, or beyond any array."""
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"[{section}] cannot be made in the sizes asked for: {reason}.") from error

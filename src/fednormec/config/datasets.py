@@ -1,0 +1,185 @@
+"""[data]: reads the examples, sets a test set aside and deals the rest out to clients."""
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fednormec.config.schema import Call, Config, check
+from fednormec.config.settings import (
+    DATA_SETTINGS,
+    DataSettings,
+)
+from fednormec.core.randomness import generator
+from fednormec.data import (
+    Examples,
+    FederatedData,
+    by_ids,
+    digits,
+    dirichlet,
+    federate,
+    hold_out,
+    iid,
+    read_folder,
+    read_npz,
+    shards,
+    split,
+)
+from fednormec.data.images import IMAGE_SETS, open_images
+from fednormec.data.names import BUILT_IN, built_in_name
+from fednormec.data.sources import Takeable
+from fednormec.errors import UserError, known
+
+Parts = list[np.ndarray]
+
+
+def federated_data(config: Config, resolved: Config, seed: int) -> FederatedData:
+    given = config.get("data", {})
+    asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in DATA_SETTINGS}, DataSettings))
+    source = built_in_name(asked.source)
+    if source not in BUILT_IN and os.path.isdir(source):
+        for key in given:
+            if key in DATA_SETTINGS and key not in ("source", "classes"):
+                raise UserError(f"[data] {key} is for data that are dealt out, but in the folder {source} each file is "
+                                f"a client: leave {key} out.")  # fmt: skip
+        settings = {k: v for k, v in given.items() if k not in ("source", "classes")}
+        check("[data] from a folder, one file per client,", settings, lambda: None, beside=("source", "classes"))
+        resolved["data"] = {"source": source, "classes": asked.classes}
+        return read_folder(source, asked.classes)
+    held = _held(source)
+    partition = ("iid" if held.client_ids is None else "by_ids") if asked.partition is None else asked.partition
+    known("partition", partition, PARTITIONS)
+    if held.client_ids is not None:
+        _require_own_data(partition, asked, private="privacy" in config)
+    if asked.pool:
+        held = _pooled(held, partition)
+    fraction = _test_fraction(held, asked)
+    settings = {k: v for k, v in given.items() if k not in DATA_SETTINGS}
+    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], 3, DATA_SETTINGS))
+    asked = replace(asked, source=source, partition=partition, test_fraction=fraction)
+    resolved["data"] = {**asdict(asked), **deal.arguments}
+    return _dealt(held, deal, asked, seed)
+
+
+class Held(NamedTuple):
+    """What a source holds, before it is dealt out; images become floats when they are taken."""
+
+    train: Takeable
+    test: Takeable | None
+    client_ids: np.ndarray | None
+
+
+def _held(source: str) -> Held:
+    if source == "digits":
+        return Held(digits(), None, None)
+    if source in IMAGE_SETS:
+        return Held(*open_images(IMAGE_SETS[source]), None)
+    if not Path(source).suffix and not os.path.exists(source):
+        near = difflib.get_close_matches(source.replace("-", "_"), BUILT_IN, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "check the path."
+        raise UserError(f"there is no data set, file or folder '{source}'; {hint}")
+    return Held(*read_npz(source))
+
+
+def _require_own_data(partition: str, asked: DataSettings, private: bool) -> None:
+    """Where the data name their clients, what one of them has may not decide what another trains on."""
+    if partition == "by_ids":
+        if asked.examples is not None:
+            raise UserError(
+                "[data] examples draws from all clients' examples together, so that one client's would decide what the "
+                "others train on: leave it out where the data name their clients."
+            )
+    elif private:
+        raise UserError(
+            f"{asked.source} names a client for each example, but partition = '{partition}' deals the examples out to "
+            "clients that are made up: ε would be for these and not for those who own the data. Take partition = "
+            "'by_ids', or, if the examples have no owners, a file without the key 'client'."
+        )
+
+
+def _pooled(held: Held, partition: str) -> Held:
+    if held.test is None:
+        return held
+    if partition == "by_ids":
+        raise UserError("pool = true puts the test set among the clients' data, but no client owns it: leave pool out, "
+                        "or choose another partition than by_ids.")  # fmt: skip
+    return Held(held.train.joined(held.test), None, None)
+
+
+def _test_fraction(held: Held, asked: DataSettings) -> float:
+    if held.test is not None and asked.test_fraction:
+        raise UserError(f"{asked.source} brings its own test set: leave test_fraction out, or set pool = true to put "
+                        "both sets together first.")  # fmt: skip
+    default = 0.0 if held.test is not None else 0.1 if asked.pool else 0.2
+    return default if asked.test_fraction is None else asked.test_fraction
+
+
+def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedData:
+    """Sets a test set aside and deals the rest out to the clients. Clients that the data name keep their names and
+    their own examples, and what is tested with, unless it came with the data, is held out of each client's own."""
+    fraction = asked.test_fraction or 0.0
+    if deal.build is _deal_by_ids:
+        own, ids = deal(held.train.y, held.client_ids, generator(seed, "partition")), held.client_ids
+        pairs = [hold_out(part, fraction, generator(seed, "split", i)) for i, part in enumerate(own)]
+        parts, aside = [kept for kept, _ in pairs], np.concatenate([out for _, out in pairs])
+        names = None if ids is None else [str(name) for name in np.unique(ids)]
+    else:
+        kept, aside = split(len(held.train), fraction, generator(seed, "split"))
+        kept = _drawn("examples", kept, asked.examples, seed)
+        parts = [kept[part] for part in deal(held.train.y[kept], None, generator(seed, "partition"))]
+        names = None
+    test = _test_set(held, aside, asked, seed)
+    return federate(held.train, test, parts, names, asked.classes, held_out=names is not None and len(aside) > 0)
+
+
+def _test_set(held: Held, aside: np.ndarray, asked: DataSettings, seed: int) -> Examples | None:
+    whole = held.test if held.test is not None else held.train if len(aside) else None
+    if whole is None:
+        if asked.test_examples is not None:
+            raise UserError("test_examples needs a test set: set test_fraction above 0 or leave test_examples out.")
+        return None
+    index = aside if held.test is None else np.arange(len(held.test))
+    return whole.take(_drawn("test_examples", index, asked.test_examples, seed))
+
+
+def _drawn(what: str, index: np.ndarray, count: int | None, seed: int) -> np.ndarray:
+    """So many of these, drawn without regard to anything; all of them, untouched, where no number is asked for."""
+    if count is None:
+        return index
+    if not 1 <= count <= len(index):
+        raise UserError(f"[data] {what} must be from 1 to {len(index)}, as many as there are, not {count}.")
+    return index[generator(seed, what).permutation(len(index))[:count]]
+
+
+def _deal_iid(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20) -> Parts:
+    return iid(len(labels), clients, rng)
+
+
+def _deal_dirichlet(
+    labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20, concentration: float = 0.5
+) -> Parts:
+    return dirichlet(labels, clients, concentration, rng)
+
+
+def _deal_shards(
+    labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20, shards_per_client: int = 2
+) -> Parts:
+    return shards(labels, clients, shards_per_client, rng)
+
+
+def _deal_by_ids(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator) -> Parts:
+    if ids is None:
+        raise UserError("partition = 'by_ids' needs data that name a client for each example (the key 'client').")
+    return by_ids(ids)
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "iid": _deal_iid,
+    "dirichlet": _deal_dirichlet,
+    "shards": _deal_shards,
+    "by_ids": _deal_by_ids,
+}

@@ -1,0 +1,111 @@
+"""Sections of a config that set values rather than name a constructor, and the configs in the package."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fednormec.errors import UserError, at_least_one, non_negative, positive
+
+QUICKSTART = Path(__file__).with_name("quickstart.toml")
+THEORY = Path(__file__).with_name("theory.toml")
+SECTIONS = (
+    "problem", "data", "model", "local", "method", "participation", "privacy", "constants", "faults", "federation",
+    "run",
+)  # fmt: skip
+DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """[data]: where the examples come from and how they are dealt out; the partition's own settings stand beside it.
+
+    With `pool` a source's training and test set are put together before `test_fraction` of them is set aside: of all
+    examples together, or, where the data name their clients, of each client's own. `examples` and `test_examples` are
+    drawn of what there is then to train on and to test with. `classes` is how many there are, a public number; left
+    out, the largest label says it.
+    """
+
+    source: str = "digits"
+    partition: str | None = None
+    pool: bool = False
+    test_fraction: float | None = None
+    examples: int | None = None
+    test_examples: int | None = None
+    classes: int | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """[run]: how long, from which seed, on what.
+
+    checkpoint_rounds, checkpoint_seconds: a checkpoint is written after so many rounds, or when so much time has
+        passed since the last (inf: never for that reason). With secure randomness after every round by default, since
+        a round that must be drawn again is one more release.
+    keep_checkpoint: whether the last one stays when the run has come to its end. It holds the clients' memories.
+    """
+
+    rounds: int = 100
+    seed: int = 0
+    evaluate_every: int | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "cpu"
+    workers: int | None = None
+    chunk_size: int | None = None
+    memories: Literal["ram", "file"] = "ram"
+    checkpoint_rounds: int | None = None
+    checkpoint_seconds: float = 30.0
+    keep_checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_rounds is not None:
+            at_least_one("checkpoint_rounds", self.checkpoint_rounds)
+        if not self.checkpoint_seconds >= 0:
+            raise UserError(f"checkpoint_seconds must be zero or more, not {self.checkpoint_seconds}.")
+
+
+DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
+
+
+@dataclass(frozen=True)
+class GivenConstants:
+    """The constants that a config gives, each in place of the computed one."""
+
+    smoothness: float | None = None
+    gap: float | None = None
+    gradient_norm: float | None = None
+    client_norm: float | None = None
+    clients: int | None = None
+    dim: int | None = None
+    heterogeneity: float | None = None
+    component_norm: float | None = None
+    component_heterogeneity: float | None = None
+
+    def __post_init__(self) -> None:
+        check_constants(self)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def check_constants(constants: Any) -> None:
+    """Raises UserError if a constant that is given (not None) is out of range, or two contradict each other."""
+    checks: dict[Callable[..., float], tuple[str, ...]] = {
+        positive: ("smoothness", "client_norm"),
+        non_negative: ("gap", "gradient_norm", "heterogeneity", "component_norm", "component_heterogeneity"),
+        at_least_one: ("clients", "dim"),
+    }
+    for check, names in checks.items():
+        for name in names:
+            value = getattr(constants, name)
+            if value is not None:
+                check(f"constants.{name}", value)
+                if value > 1e100 or (check is positive and value < 1e-100):
+                    raise UserError(f"constants.{name} must lie between 1e-100 and 1e100, not {value:g}: rescale.")
+    mean, largest = constants.gradient_norm, constants.client_norm
+    if mean is not None and largest is not None and mean > largest * (1 + 1e-6):
+        raise UserError(
+            f"constants.gradient_norm is the norm of a mean of gradients and cannot be larger than client_norm, the "
+            f"largest of their norms, but {mean:g} > {largest:g}."
+        )

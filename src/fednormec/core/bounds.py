@@ -1,0 +1,203 @@
+"""Bounds: operators on rows that know how long their result can be. Noise and accounting read the radius from here."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednormec.core import kernels
+from fednormec.core.vectors import mended, norm_error, representable, row_norms
+from fednormec.errors import UserError, at_least_one, non_negative
+
+STRIP = 64  # messages that are added in their own dtype, whose error grows with the square of their number
+
+
+class Messages(NamedTuple):
+    """Rows (B, d) as clients send them: factor_i times row_i, or the rows themselves. Not multiplied out, since all an
+    engine wants of most is their sum. `broken` are the indices of rows that were not finite and became zero."""
+
+    rows: Tensor
+    factors: Tensor | None = None
+    broken: tuple[int, ...] = ()
+
+    def sum(self, sends: Tensor, adding: "Adding") -> Tensor:
+        """The sum of those messages i with sends_i = 1, the others having 0, in float64.
+
+        Raises TooLong if one of them is longer than `adding` allows, or non-finite."""
+        weights = sends if self.factors is None else sends * self.factors
+        if kernels.take_rows(self.rows):
+            total, squares = kernels.sum_rows(self.rows, weights.contiguous(), adding.exactly)
+            if adding.longest < math.inf:
+                _require_lengths(self.rows, weights, squares.sqrt().numpy(), adding.longest)
+            return total
+        if adding.longest < math.inf:
+            _require_lengths(self.rows, weights, row_norms(self.rows), adding.longest)
+        size, dtype = (16, torch.float64) if adding.exactly else (STRIP, self.rows.dtype)
+        total = torch.zeros(self.rows.shape[1], dtype=torch.float64, device=self.rows.device)
+        for some, rows in zip(torch.split(weights, size), torch.split(self.rows, size), strict=True):
+            part = some.to(dtype) @ rows.to(dtype)
+            if not part.isfinite().all():  # a message that is not sent counts as 0, whatever it holds
+                part = some.to(dtype) @ rows.to(dtype).where(some[:, None] != 0, 0.0)
+            total += part
+        return total
+
+    def whole(self) -> Tensor:
+        """The messages themselves; they may overwrite the rows."""
+        return self.rows if self.factors is None else self.rows.mul_(self.factors[:, None])
+
+
+class Adding(NamedTuple):
+    """How messages are added: strips of them in their own dtype and the strips' sums in float64, or `exactly`, all in
+    float64; and how long one may be that is added, by its measured length, which errs by less than `norm_error`."""
+
+    exactly: bool = False
+    longest: float = math.inf
+
+
+class TooLong(Exception):
+    """A message that may not be added, with its length."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__(f"a message of length {length}")
+        self.length = length
+
+
+class Law(NamedTuple):
+    """The length that a bound gives to a vector of norm n: radius n / (n + parameter), or min(n, parameter)."""
+
+    parameter: float
+    clips: bool
+
+
+class Bound(NamedTuple):
+    """An operator on rows (B, d) and the L2 norm no row of its result exceeds (inf: none).
+
+    `bound(rows)` leaves rows alone; `bound.scale_(rows)` may overwrite them and gives a factor for each.
+
+    With a finite radius it is a promise about floating-point numbers, not about the reals: it holds for every input,
+    zeros, huge and tiny vectors included, and a row that is not finite becomes zero.
+    """
+
+    name: str
+    radius: float
+    scale_: Callable[[Tensor], Messages]
+    law: Law | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.scale_(rows.clone()).whole()
+
+    def track_(self, updates: Tensor, memory: Tensor, beta: float) -> Messages:
+        """Delta = bound(updates - memory), memory <- memory + beta Delta, in place."""
+        beta = representable(beta, memory.dtype)
+        if self.law is None or not kernels.take_rows(updates, memory):
+            return _add(memory, self.scale_(updates.sub_(memory)), beta)
+        most = self.radius * (1 - norm_error(updates))
+        factors = kernels.feedback_(updates, memory, *self.law, self.radius, most, beta)
+        odd = factors.isnan().nonzero()[:, 0]
+        if not len(odd):
+            return Messages(updates, factors)
+        moved = memory[odd]
+        few = _add(moved, self.scale_(updates[odd]), beta)
+        memory[odd], updates[odd], factors[odd] = moved, few.whole(), 1.0
+        return Messages(updates, factors, tuple(odd[list(few.broken)].tolist()))
+
+
+def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
+    """radius * v / (alpha + ||v||), one global norm over the whole vector; 0 stays 0, also with alpha = 0.
+
+    >>> smooth_normalize(1.0)(torch.tensor([[3.0, 0.0], [0.0, 0.0]])).tolist()
+    [[0.75, 0.0], [0.0, 0.0]]
+    """
+    non_negative("alpha", alpha)
+    _require_radius("radius", radius)
+
+    def length(norms: np.ndarray) -> np.ndarray:  # nan for alpha = norm = 0, which _radial takes for 0
+        return np.where(np.isinf(norms), radius, radius * (norms / (norms + alpha)))
+
+    return Bound(f"smooth_normalize({alpha:g})", radius, lambda v: _radial(v, radius, length), Law(alpha, False))
+
+
+def clip(tau: float) -> Bound:
+    """min(1, tau / ||v||) * v.
+
+    >>> clip(5.0)(torch.tensor([[3.0, 0.0], [0.0, 10.0]])).round(decimals=3).tolist()
+    [[3.0, 0.0], [0.0, 5.0]]
+    """
+    _require_radius("tau", tau)
+    return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)), Law(tau, True))
+
+
+def identity() -> Bound:
+    """No bound at all: the message itself. Nothing private can be built on it."""
+    return Bound("identity", math.inf, lambda v: Messages(v))
+
+
+def top_k(k: int) -> Bound:
+    """Keeps the k coordinates of largest magnitude in each row: a contractive compressor, not a bound on the norm.
+
+    >>> top_k(1)(torch.tensor([[1.0, -3.0, 2.0]])).tolist()
+    [[0.0, -3.0, 0.0]]
+    """
+    at_least_one("k", k)
+
+    def apply(v: Tensor) -> Messages:
+        kept = v.abs().topk(min(k, v.shape[1]), dim=1).indices
+        return Messages(torch.zeros_like(v).scatter_(1, kept, v.gather(1, kept)))
+
+    return Bound(f"top_k({k})", math.inf, apply)
+
+
+def _require_lengths(rows: Tensor, weights: Tensor, norms: np.ndarray, longest: float) -> None:
+    """Raises TooLong if |weight| times norm is above `longest` or not a number, for a row whose weight is not 0."""
+    factors = weights.abs().double().cpu().numpy()
+    norms = mended(norms, rows, among=factors != 0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lengths = np.where(factors == 0, 0.0, factors * norms)
+    if not (lengths <= longest).all():
+        raise TooLong(float(lengths[np.argmin(lengths <= longest)]))
+
+
+def _add(memory: Tensor, delta: Messages, beta: float) -> Messages:
+    """memory <- memory + beta delta."""
+    if delta.factors is None:
+        memory.add_(delta.rows, alpha=beta)
+    else:
+        memory.addcmul_(delta.rows, delta.factors[:, None], value=beta)
+    return delta
+
+
+def _require_radius(name: str, value: float) -> None:
+    """Well inside float32: near the ends of its range rounding is no longer relative, and the promise would break."""
+    if not 1e-30 <= value <= 1e30:
+        raise UserError(f"{name} must be a positive number between 1e-30 and 1e30, not {value}.")
+
+
+def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Messages:
+    """Rows with the factors that give them `length(norm)`, kept below the radius by the error that norm and product may
+    have."""
+    norms = row_norms(rows)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # odd rows are mended below
+        lengths = np.minimum(length(norms), radius * (1 - norm_error(rows)))
+        quotients = lengths / norms
+        odd = ~((norms > 1e-15) & (norms < 1e15) & (quotients > 1e-30) & (quotients < 1e30))
+    broken: tuple[int, ...] = ()
+    if odd.any():
+        chosen = np.flatnonzero(odd)
+        picked = rows[chosen]
+        broken = tuple(chosen[~picked.isfinite().all(dim=1).cpu().numpy()].tolist())
+        rows[chosen] = _rescaled(picked, np.nan_to_num(lengths[odd], nan=0.0))
+        quotients[odd] = 1.0
+    return Messages(rows, torch.from_numpy(quotients).to(rows.device, rows.dtype), broken)
+
+
+def _rescaled(rows: Tensor, lengths: np.ndarray) -> Tensor:
+    """The rows at their new length, in float64 by way of v / ||v||, where a plain quotient would leave the number
+    range; zero for 0 and for rows that are not finite."""
+    rows64 = rows.double()
+    top = rows64.abs().amax(dim=1, keepdim=True)
+    unit = torch.where(top.isfinite() & (top > 0), rows64 / top, 0.0)
+    norms: Tensor = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
+    return (unit / norms.clamp(min=1.0) * torch.from_numpy(lengths[:, None]).to(rows.device)).to(rows.dtype)

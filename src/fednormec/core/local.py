@@ -1,0 +1,149 @@
+"""Local operators T_i: rows of updates P_i = (x - T_i(x)) / step, the mean gradient along a client's path."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednormec.core.problem import Problem
+from fednormec.core.randomness import generator
+from fednormec.core.vectors import plus
+from fednormec.errors import at_least_one, one_of, positive
+
+
+class Moment(NamedTuple):
+    """The address of this round's local randomness."""
+
+    seed: int
+    round: int
+
+
+class LocalUpdate(NamedTuple):
+    """`run(problem, x, ids, moment, correction)` gives P_i for each id, rows (B, d).
+
+    The steps inside add up to `step` (the paper's gamma): T steps are of size step/T each. `correction`, rows or None,
+    is added to every local gradient (control variates). `visits(n)` is of how many examples a client that has n takes
+    a gradient, one that it takes twice counting twice.
+    """
+
+    name: str
+    step: float
+    run: Callable[[Problem, Tensor, np.ndarray, Moment, Tensor | None], Tensor]
+    visits: Callable[[int], int] = lambda n: n
+
+
+class Batches(NamedTuple):
+    """The examples each client visits, in order: (B, T, b), -1 padded; client r stops after `steps[r]`."""
+
+    examples: np.ndarray
+    steps: np.ndarray
+
+
+def gd(step: float, steps: int = 1) -> LocalUpdate:
+    """T = `steps` full-gradient steps of size step/T. With one step P_i is the gradient at x."""
+    positive("the local step", step)
+    at_least_one("steps", steps)
+
+    def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
+        total = _corrected(problem.grad(x, ids), correction)
+        for _ in range(steps - 1):
+            y = plus(x, total, -step / steps)
+            total.add_(_corrected(problem.grad(y, ids), correction))
+        return total if steps == 1 else total.div_(steps)
+
+    return LocalUpdate(f"gd({step:g}, steps={steps})", step, run, lambda n: steps * n)
+
+
+def ig(
+    step: float, batch_size: int = 1, order: Literal["cyclic", "reshuffle"] = "cyclic", epochs: int = 1
+) -> LocalUpdate:
+    """Incremental gradient: passes over the client's N components, E N steps of size step/(E N).
+
+    A component is an example, or a fixed mini-batch of `batch_size` neighbouring examples (equal sizes keep
+    f_i = mean of components exact). order="cyclic" with one epoch is the paper's operator; a fresh order in every
+    epoch ("reshuffle") and several epochs are ours, outside its theorems.
+    """
+    positive("the local step", step)
+    at_least_one("batch_size", batch_size)
+    at_least_one("epochs", epochs)
+    one_of("order", order, ("cyclic", "reshuffle"))
+
+    def visits(size: int, moment: Moment, client: int) -> list[np.ndarray]:
+        if order == "cyclic":
+            return _cut(np.arange(size), batch_size) * epochs
+        rng = generator(moment.seed, "local order", moment.round, client)
+        return [batch for _ in range(epochs) for batch in _cut(rng.permutation(size), batch_size)]
+
+    name = f"ig({step:g}, batch_size={batch_size}, order={order}, epochs={epochs})"
+    return LocalUpdate(name, step, _stochastic(step, visits), lambda n: epochs * n)
+
+
+def sgd(step: float, steps: int = 1, batch_size: int = 32) -> LocalUpdate:
+    """`steps` mini-batch steps of size step/steps, drawn by reshuffling: no example twice within an epoch of n // batch
+    batches; every round starts a fresh epoch.
+
+    A client with fewer examples than `batch_size` uses all it has in each step. Outside the theorems.
+    """
+    positive("the local step", step)
+    at_least_one("steps", steps)
+    at_least_one("batch_size", batch_size)
+
+    def visits(size: int, moment: Moment, client: int) -> list[np.ndarray]:
+        rng, batch = generator(moment.seed, "local order", moment.round, client), min(batch_size, size)
+        per_epoch = size // batch  # an incomplete last batch is left for another epoch
+        epochs = math.ceil(steps / per_epoch)
+        orders = [rng.permutation(size)[: per_epoch * batch] for _ in range(epochs)]
+        return [part for order in orders for part in _cut(order, batch)][:steps]
+
+    name = f"sgd({step:g}, steps={steps}, batch_size={batch_size})"
+    return LocalUpdate(name, step, _stochastic(step, visits), lambda n: steps * min(batch_size, n))
+
+
+def _stochastic(
+    step: float, visits: Callable[[int, Moment, int], list[np.ndarray]]
+) -> Callable[[Problem, Tensor, np.ndarray, Moment, Tensor | None], Tensor]:
+    def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
+        sizes = problem.client_sizes[ids]
+        plan = _stack([visits(int(n), moment, int(i)) for n, i in zip(sizes, ids, strict=True)])
+        return _descend(problem, x, ids, plan, step, correction)
+
+    return run
+
+
+def _descend(
+    problem: Problem, x: Tensor, ids: np.ndarray, plan: Batches, step: float, correction: Tensor | None
+) -> Tensor:
+    """The mean of the gradients met on the way, y <- y - (step/T_i)(gradient + correction)."""
+    counts = torch.as_tensor(plan.steps, dtype=x.dtype, device=x.device)[:, None]
+    total = _corrected(problem.grad(x, ids, plan.examples[:, 0]), correction)
+    for t in range(1, plan.examples.shape[1]):
+        y = plus(x, total / counts, -step)
+        active = np.flatnonzero(plan.steps > t)
+        if len(active) == len(ids):
+            total.add_(_corrected(problem.grad(y, ids, plan.examples[:, t]), correction))
+        else:
+            rows = torch.as_tensor(active, device=x.device)
+            g = problem.grad(y[rows], ids[active], plan.examples[active, t])
+            total.index_add_(0, rows, _corrected(g, None if correction is None else correction[rows]))
+    return total.div_(counts)
+
+
+def _corrected(gradients: Tensor, correction: Tensor | None) -> Tensor:
+    return gradients if correction is None else gradients.add_(correction)
+
+
+def _cut(order: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _stack(visits: list[list[np.ndarray]]) -> Batches:
+    count = np.array([len(batches) for batches in visits])
+    width = max(len(batch) for batches in visits for batch in batches)
+    examples = np.full((len(visits), count.max(), width), -1, dtype=np.int64)
+    for row, batches in enumerate(visits):
+        for t, batch in enumerate(batches):
+            examples[row, t, : len(batch)] = batch
+    return Batches(examples, count)

@@ -1,0 +1,99 @@
+"""Who computes and who sends in a round, with the public weights that undo the sampling."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fednormec.core.randomness import Source
+from fednormec.errors import UserError, at_least_one, one_of
+
+Idle = Literal["advance", "sleep"]
+
+
+class Cohort(NamedTuple):
+    """One round: ids of the clients that compute (sorted), and which of them send."""
+
+    computing: np.ndarray
+    sending: np.ndarray
+
+
+class Weights(NamedTuple):
+    """What the server multiplies sum/M with: `average` for a mean over the senders (1/p), `memory` for a mean of all
+    clients' memories (q: 1/p when idle clients advance, 1 when they sleep). Public, never the realised cohort."""
+
+    average: float
+    memory: float
+
+
+class Participation(NamedTuple):
+    """A public rule for drawing cohorts. `rate(M)` is p, the probability that a given client sends.
+
+    select=None: every client is drawn independently with that probability (Poisson), which is what amplifies privacy;
+    sampler and accountant both read it from here. Any other rule is accounted as if everyone were always drawn, with
+    `least(M)` senders in a round at the least.
+    """
+
+    name: str
+    rate: Callable[[int], float]
+    select: Callable[[int, Source], np.ndarray] | None
+    idle: Idle
+    least: Callable[[int], int] = lambda m: 1
+
+    def draw(self, num_clients: int, source: Source, min_cohort: int = 1) -> Cohort:
+        """A cohort; one that is smaller than min_cohort is called off: nobody sends."""
+        if self.select is None:
+            sends = source.random(num_clients) < self.rate(num_clients)
+        else:
+            sends = self.select(num_clients, source)
+            if sends.shape != (num_clients,) or sends.dtype != bool:  # numbers would be weights, beyond any bound
+                raise UserError(f"{self.name} must say yes or no for each of the {num_clients} clients.")
+            if 0 < sends.sum() < self.least(num_clients):  # secagg counts on so many noises
+                raise UserError(
+                    f"{self.name} drew {sends.sum()} clients and promised {self.least(num_clients)} at least."
+                )
+        if sends.sum() < min_cohort:
+            sends = np.zeros(num_clients, bool)
+        if self.idle == "advance":
+            return Cohort(np.arange(num_clients), sends)
+        senders = np.flatnonzero(sends)
+        return Cohort(senders, np.ones(len(senders), bool))
+
+    def weights(self, num_clients: int) -> Weights:
+        p = self.rate(num_clients)
+        return Weights(average=1 / p, memory=1 / p if self.idle == "advance" else 1.0)
+
+
+def full() -> Participation:
+    """Every client computes and sends in every round."""
+    return Participation("full", lambda m: 1.0, lambda m, source: np.ones(m, bool), "advance", lambda m: m)
+
+
+def poisson(p: float, idle: Idle = "advance") -> Participation:
+    """Each client sends independently with probability p; the cohort may be empty.
+
+    idle="advance": who is not drawn computes and moves its memory all the same (the paper's rule).
+    idle="sleep": only drawn clients compute (our practical variant; no theorem covers it).
+    """
+    one_of("idle", idle, ("advance", "sleep"))
+    if not 0 < p <= 1:
+        raise UserError(f"the participation probability must lie in (0, 1], not {p}.")
+    return Participation(f"poisson({p:g})", lambda m: p, None, idle)
+
+
+def fixed_size(m: int, idle: Idle = "advance") -> Participation:
+    """Exactly m clients send, drawn without replacement. It has no Poisson amplification of privacy."""
+    one_of("idle", idle, ("advance", "sleep"))
+    at_least_one("the size of a cohort", m)
+
+    def rate(num_clients: int) -> float:
+        if m > num_clients:
+            raise UserError(f"a cohort of {m} clients cannot be drawn from {num_clients}.")
+        return m / num_clients
+
+    def select(num_clients: int, source: Source) -> np.ndarray:
+        sends = np.zeros(num_clients, bool)
+        sends[np.argsort(source.random(num_clients))[:m]] = True
+        return sends
+
+    return Participation(f"fixed_size({m})", rate, select, idle, lambda num_clients: m)

@@ -1,0 +1,11 @@
+"""The names of the data sets that come with the package."""
+
+from typing import Any
+
+BUILT_IN = ("digits", "cifar10", "fashion_mnist")
+
+
+def built_in_name(source: Any) -> Any:
+    """The name of a built-in source as it is spelled here: fashion-mnist will do for fashion_mnist."""
+    spelled = str(source).replace("-", "_")
+    return spelled if spelled in BUILT_IN else source

@@ -1,0 +1,240 @@
+"""The clients' side of a round. A `Job` is what is computed, a `Place` is where; it gives `Clients`, which exchange a
+round's messages. `tile` is what every place computes: some clients update, bound, remember and send."""
+
+import math
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.bounds import Adding, Messages, TooLong
+from fednormec.core.local import Moment
+from fednormec.core.participation import Cohort, Participation
+from fednormec.core.problem import Problem
+from fednormec.core.stages import stage
+from fednormec.core.vectors import neighbours
+from fednormec.engine.memories import Memories, Remembered
+from fednormec.errors import BoundBroken, UserError
+from fednormec.privacy.mechanism import Plan
+
+STRETCHES = 4  # of neighbouring clients: so many at least, if there are as many tiles
+
+
+class Job(NamedTuple):
+    """What is computed, wherever that is: f_i, the method, who takes part by its rule, the plan that the noise follows
+    (None without privacy), the seed, and the model to start from."""
+
+    problem: Problem
+    algorithm: Algorithm
+    participation: Participation
+    plan: Plan | None
+    seed: int
+    x: Tensor
+
+    @property
+    def primed(self) -> "Job":
+        """The same with the method that runs for one exact round before the first."""
+        assert self.algorithm.prime is not None
+        return self._replace(algorithm=self.algorithm.prime)
+
+    @property
+    def message_width(self) -> int:
+        """How many numbers a message has."""
+        return self.algorithm.message_slots * self.problem.dim
+
+    @property
+    def memory_shape(self) -> tuple[int, int]:
+        """That of all clients' memories: a row for each client."""
+        return self.problem.num_clients, self.algorithm.memory_slots * self.problem.dim
+
+    @property
+    def adding(self) -> Adding:
+        """How messages are added, and how long one may be."""
+        longest = math.inf if self.plan is None else self.plan.mechanism.radius
+        return Adding(regroups(self.participation, self.problem), longest)
+
+    @property
+    def stretch(self) -> int:
+        """How many neighbouring clients share tiles: a tile of them where all compute. Where only those compute who are
+        drawn, so many that about a tile of them are, but no more than make 4 stretches of all clients.
+
+        It depends on the problem and on the rule, never on who computes: stretches are what workers elsewhere own.
+        """
+        size, m = self.problem.tile, self.problem.num_clients
+        if not regroups(self.participation, self.problem):
+            return size
+        most = -(-m // size) // STRETCHES
+        return size * max(1, math.ceil(min(1 / self.participation.rate(m), most)))
+
+
+class Place(Protocol):
+    """Where clients compute: `Threads` of this process, `Ray`'s workers, the machines at the other end of a wire."""
+
+    def check(self, job: Job) -> None:
+        """Raises UserError if the job cannot be computed there; called before anything is written."""
+        ...
+
+    def clients(self, job: Job) -> AbstractContextManager["Clients"]:
+        """All clients of the job, for as long as the context is open."""
+        ...
+
+
+class Exchanged(NamedTuple):
+    """All that crosses to the server: the sum of the senders' messages, float64; beside it, how many clients were left
+    out because their update was not finite, or their message no message. Where clients can fail to answer, `cohort` is
+    who did, and `missed` how many did not; None: all who were asked."""
+
+    total: Tensor
+    left_out: int
+    cohort: Cohort | None = None
+    missed: int | None = None
+
+
+class Branch(NamedTuple):
+    """What the 2^level tiles from number place 2^level on exchange, added up as the tree of `added` says."""
+
+    level: int
+    place: int
+    sum: Exchanged
+
+
+class Clients(Protocol):
+    """All clients, wherever they compute, with what is remembered of each here. `noisy` ones add their noise
+    themselves, so that what they send is a release."""
+
+    @property
+    def memories(self) -> Remembered: ...
+    @property
+    def noisy(self) -> bool: ...
+
+    def ready(self) -> None:
+        """Returns when a round can begin: before that nothing of it is paid for."""
+        ...
+
+    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+        """Exchanges one round of the job, or with `prime` of its prime; moves the memories."""
+        ...
+
+
+def add(branches: list[Branch], new: Branch) -> None:
+    """One more branch, to the right of the others. Two halves of one become that one.
+
+    Tiles are so added in a binary tree over their numbers, whoever computes which of them: neither threads nor
+    machines change a bit, and whoever has a row of neighbouring tiles sends no more than a few branches.
+    """
+    while branches and new.place % 2 and branches[-1][:2] == (new.level, new.place - 1):
+        left = branches.pop().sum
+        both = Exchanged(left.total.add_(new.sum.total), left.left_out + new.sum.left_out)
+        new = Branch(new.level + 1, new.place // 2, both)
+    branches.append(new)
+
+
+def added(branches: list[Branch], job: Job) -> Exchanged:
+    """Adds all of them, from the right, where they are shortest; zeros where nobody computed."""
+    if not branches:
+        return Exchanged(torch.zeros(job.message_width, dtype=torch.float64, device=job.x.device), 0)
+    total = branches[-1].sum.total
+    for branch in reversed(branches[:-1]):
+        total = branch.sum.total.add_(total)
+    return Exchanged(total, sum(branch.sum.left_out for branch in branches))
+
+
+def tile(job: Job, server: Server, memories: Memories, cohort: Cohort, moment: Moment) -> Exchanged:
+    """Computes one tile of clients: updates, bounds, remembers, and adds the messages of those who send."""
+    ids, memory = cohort.computing, memories.rows
+    own = ids - memories.first
+    with stage("memories"):
+        where = neighbours(own) or torch.as_tensor(own, device=memory.device)
+        rows = memory[where]  # a view when the ids are neighbours
+    messages, left_out = computed(job.problem, job.algorithm, server, rows, ids, moment)
+    with stage("memories"):
+        if not isinstance(where, slice):
+            memory[where] = rows
+        memories.let_go(int(own[0]), int(own[-1]))
+        sends = torch.as_tensor(cohort.sending, dtype=rows.dtype, device=rows.device)
+        return Exchanged(summed(job.algorithm, messages, sends, job.adding), left_out)
+
+
+def computed(
+    problem: Problem, algorithm: Algorithm, server: Server, rows: Tensor, ids: np.ndarray, moment: Moment
+) -> tuple[Messages, int]:
+    """What a block of clients sends, one in `rows` for each id; moves their memories there. Also how many were left
+    out: their message is zero and their memory stays."""
+    with stage("memories"):
+        correction = algorithm.correction(server, rows) if algorithm.correction else None
+    with stage("gradients"):
+        updates = algorithm.local.run(problem, server.x, ids, moment, correction)
+        if updates.shape != (len(ids), problem.dim):
+            raise UserError(f"{algorithm.local.name} gave updates of shape {tuple(updates.shape)} for {len(ids)} "
+                            f"clients and {problem.dim} parameters.")  # fmt: skip
+    with stage("memories"):
+        unbounded = algorithm.keeps_updates or math.isinf(algorithm.bound.radius)
+        broken = _not_finite(updates) if unbounded else ()  # a bound finds them by itself
+        if len(broken):
+            updates[broken], kept = 0, rows[broken]
+        with torch.no_grad():
+            messages = algorithm.client_(server, rows, updates)
+        _require_fit(algorithm, messages, rows, problem.dim)
+        messages = messages._replace(rows=messages.rows.detach())
+        if len(broken):
+            messages.rows[broken], rows[broken] = 0, kept
+        return messages, len(broken) or len(messages.broken)
+
+
+def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Adding) -> Tensor:
+    """The senders' messages added up. In a private run this is where each is measured, whatever the method made of it:
+    raises BoundBroken if one is longer than the noise counts on, or not a number."""
+    try:
+        return messages.sum(sends, adding)
+    except TooLong as broken:
+        raise BoundBroken(
+            f"{algorithm.name} sent a message of length {broken.length:.6g}, but its bound {algorithm.bound.name} "
+            f"promises at most {algorithm.bound.radius:.6g}, and the noise counts on that. Nothing of this round was "
+            "released: let client_ return what the bound gives (fednormec.check_method tries a method)."
+        ) from None
+
+
+def _require_fit(algorithm: Algorithm, messages: Messages, memories: Tensor, dim: int) -> None:
+    """Says so if messages are not rows of the promised width, one for each client, with a factor for each or none."""
+    if type(messages) is not Messages or type(messages.rows) is not Tensor or messages.rows.layout is not torch.strided:
+        raise BoundBroken(f"{algorithm.name} gave no Messages with a plain tensor of rows.")
+    wanted, rows, factors = (len(memories), algorithm.message_slots * dim), messages.rows, messages.factors
+    if rows.shape != wanted or rows.dtype != memories.dtype:
+        raise BoundBroken(f"{algorithm.name} gave messages of shape {tuple(rows.shape)} in {rows.dtype} where "
+                          f"{wanted} in {memories.dtype} was expected, a row for each client.")  # fmt: skip
+    if factors is None:
+        return
+    if type(factors) is not Tensor:
+        raise BoundBroken(f"{algorithm.name} gave factors that are no tensor.")
+    if factors.shape != wanted[:1] or factors.dtype != rows.dtype:
+        raise BoundBroken(f"{algorithm.name} gave factors of shape {tuple(factors.shape)} in {factors.dtype} where "
+                          f"{wanted[:1]} in {rows.dtype} was expected, one for each message.")  # fmt: skip
+
+
+def tiles(job: Job, cohort: Cohort) -> list[Cohort]:
+    """The computing clients cut where their numbers pass a multiple of the job's stretch, and then into tiles."""
+    stretch, size = job.stretch, job.problem.tile
+    ends = range(stretch, job.problem.num_clients + stretch, stretch)
+    found, start = list[Cohort](), 0
+    for end in np.searchsorted(cohort.computing, ends).tolist():
+        while start < end:
+            some = slice(start, min(start + size, end))
+            found.append(Cohort(cohort.computing[some], cohort.sending[some]))
+            start = some.stop
+    return found
+
+
+def _not_finite(rows: Tensor) -> Tensor:
+    """Indices of the rows that hold an inf or a nan, or add up to a number near the largest."""
+    sums = (rows @ torch.ones(rows.shape[1], dtype=rows.dtype, device=rows.device)).cpu().numpy()  # neither can hide
+    suspects = np.flatnonzero(~(np.abs(sums) < torch.finfo(rows.dtype).max / 8))
+    return torch.from_numpy(suspects).to(rows.device)
+
+
+def regroups(participation: Participation, problem: Problem) -> bool:
+    """Whether who is drawn decides which clients share a tile: then one client more moves the rounding of all strips,
+    and only sums in float64 keep that small. `participation` is the method's rule."""
+    return participation.idle == "sleep" and participation.rate(problem.num_clients) < 1

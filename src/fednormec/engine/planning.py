@@ -1,0 +1,76 @@
+"""What is decided before the first round: the plan that keeps to a budget, and how often to evaluate."""
+
+import math
+
+import numpy as np
+import torch
+
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.bounds import STRIP
+from fednormec.core.participation import Participation
+from fednormec.core.problem import Problem
+from fednormec.core.randomness import generator
+from fednormec.core.vectors import norm_error
+from fednormec.engine.clients import regroups
+from fednormec.errors import UserError
+from fednormec.privacy.mechanism import Plan, Privacy, plan
+
+TYPICAL = 500  # examples of a client, where how many it has must decide nothing
+
+
+def planned(
+    problem: Problem, algorithm: Algorithm, participation: Participation, privacy: Privacy, rounds: int
+) -> Plan:
+    """What `simulate` will do to keep to `privacy`; says so if it cannot be kept."""
+    require_bounded(algorithm)
+    participation = algorithm.rule(participation)
+    x, width = problem.init(generator(0, "init")), algorithm.message_slots * problem.dim
+    exactly = regroups(participation, problem)
+    rounding = summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
+    return plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
+
+
+def evaluation_interval(
+    problem: Problem, algorithm: Algorithm, participation: Participation, rounds: int, private: bool = False
+) -> int:
+    """How often to evaluate by default: 20 to 39 points of a curve, or fewer where that would take more than about 5 %
+    of the time, but five points whatever they take.
+
+    An evaluation looks at all clients' examples, which takes about half of their gradients' time, and at a test set:
+    let that be 0.7 of it altogether. In a `private` run how many examples a client has decides nothing: each counts as
+    if it had 500.
+    """
+    sizes, counts = np.unique(problem.client_sizes, return_counts=True)
+    if private:
+        sizes, counts = np.array([TYPICAL]), np.array([problem.num_clients])
+    a_round: float = sum(int(count) * algorithm.local.visits(int(n)) for n, count in zip(sizes, counts, strict=True))
+    if algorithm.rule(participation).idle == "sleep":
+        a_round *= participation.rate(problem.num_clients)
+    affordable = 0.7 / 0.05 * float(sizes @ counts) / max(a_round, 1.0)
+    return max(1, rounds // 20, min(math.ceil(affordable), rounds // 5))
+
+
+def require_bounded(algorithm: Algorithm) -> None:
+    """Says so where no noise can make a method private."""
+    if math.isinf(algorithm.bound.radius):
+        raise UserError(
+            f"{algorithm.name} does not bound what a client sends, so no noise can make it private: "
+            "choose a method with clipping or normalisation, or run without noise."
+        )
+    if algorithm.prime is not None:
+        raise UserError(
+            "initial_memory = 'local_updates' publishes the clients' exact updates, and no later noise mends that: "
+            "start from zero (warmup_rounds lets the memories catch up), or run without noise."
+        )
+
+
+def summing_error(num_clients: int, dtype: torch.dtype, exactly: bool) -> float:
+    """By how much one client's message can move the computed sum beyond its own length, relative to the radius.
+
+    Adding n numbers errs by at most n units in the last place of the sum of their magnitudes, with and without the
+    client: a strip of messages in the model's dtype, all strips' sums (or, `exactly`, everything) in float64. That
+    holds in any order, however the clients are cut into tiles: tiles can follow from how many examples clients have.
+    """
+    together = min(STRIP, num_clients)
+    within = 0.0 if exactly else together**2 * torch.finfo(dtype).eps
+    return within + num_clients**2 * torch.finfo(torch.float64).eps

@@ -1,0 +1,284 @@
+"""The engine: one round after another. Where the clients compute is a value, the `Place`."""
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.local import Moment
+from fednormec.core.participation import Cohort, Participation, full
+from fednormec.core.problem import Metrics, Problem
+from fednormec.core.randomness import generator
+from fednormec.core.stages import stage
+from fednormec.core.vectors import same_bits
+from fednormec.engine.checking import require_keeps
+from fednormec.engine.clients import Clients, Job, Place
+from fednormec.engine.planning import evaluation_interval, planned
+from fednormec.engine.round import End, Observer, Resumed, Round, Saved, Trained, record, watching
+from fednormec.engine.threads import Threads, one_arithmetic_thread
+from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
+from fednormec.privacy.mechanism import Plan, Privacy
+from fednormec.privacy.statement import state
+
+
+def _nothing(number: int, plan: Plan) -> None:
+    pass
+
+
+def simulate(
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation | None = None,
+    privacy: Privacy | None = None,
+    *,
+    rounds: int,
+    seed: int = 0,
+    x0: Tensor | None = None,
+    evaluate_every: int | None = None,
+    on: Place | None = None,
+    before_release: Callable[[int, Plan], None] = _nothing,
+    resume: Resumed | None = None,
+) -> Generator[Round, None, None]:
+    """Runs `rounds` rounds and yields each; the same seed gives the same bits wherever clients compute.
+
+    Args:
+        problem: what is minimised, f_1, ..., f_M.
+        algorithm: the method, with its local update and its bound.
+        participation: who takes part in a round; by default everybody.
+        privacy: what is to be kept private. The sum of each round gets its noise, and the rounds end before the one
+            that would exceed the budget. None: no noise.
+        rounds: how many.
+        seed: that of all randomness but secure noise.
+        x0: where to start; by default problem.init.
+        evaluate_every: evaluates the model every so many rounds and after the last; None never does.
+        on: where clients compute, such as Threads(workers=8) or Ray("10.0.0.1:6379"); by default on threads. A Round's
+            memories lie there: copy what you want to keep.
+        before_release: called with the round and the plan before anything of a private round leaves the clients.
+        resume: a checkpoint of the same simulation. It goes on after that round, with the bits of one that was never
+            interrupted (secure noise excepted).
+
+    Raises:
+        UserError: if something does not fit together; before the first round.
+        Diverged: if the model is no longer finite, or (without privacy: it looks at clients' data) no client's loss or
+            update is.
+    """
+    at_least_one("rounds", rounds)
+    at_least_one("evaluate_every", 1 if evaluate_every is None else evaluate_every)
+    rule = algorithm.rule(participation or full())
+    rule.weights(problem.num_clients)  # says now if the rule does not fit the number of clients
+    x, plan = problem.init(generator(seed, "init")), None
+    if privacy is not None:
+        plan = planned(problem, algorithm, rule, privacy, rounds)
+        rounds = plan.rounds
+        require_keeps(algorithm, x)
+    job, place = Job(problem, algorithm, rule, plan, seed, _starting_point(x, x0)), on or Threads()
+    if resume is not None and resume.saved is not None:
+        _require_fit(resume.saved, job)
+        if x0 is not None:
+            raise UserError("a checkpoint has its own model: leave x0 out.")
+    place.check(job)
+    return _rounds(job, place, rounds, evaluate_every, before_release, resume or Resumed(None))
+
+
+def train(
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation | None = None,
+    privacy: Privacy | None = None,
+    *,
+    rounds: int,
+    seed: int = 0,
+    x0: Tensor | None = None,
+    evaluate_every: int | None = None,
+    workers: int | None = None,
+    on: Place | None = None,
+    observers: Sequence[Observer] = (),
+    stop_when: Callable[[dict[str, Any]], str | None] = lambda public: None,
+) -> Trained:
+    """Runs `simulate` to its end and returns the last finite model with the history. A divergence does not raise.
+
+    Args:
+        problem: what is minimised, f_1, ..., f_M.
+        algorithm: the method, with its local update and its bound.
+        participation: who takes part in a round; by default everybody.
+        privacy: what is to be kept private; None: no noise.
+        rounds: how many.
+        seed: that of all randomness but secure noise.
+        x0: where to start; by default problem.init.
+        evaluate_every: how often the model is evaluated; by default 20 to 39 times, or less often where that would take
+            more than about 5 % of the time.
+        workers: how many workers compute, where `on` leaves that open: workers=8 is short for on=Threads(workers=8).
+        on: where clients compute, as in `simulate`.
+        observers: who watches, told after each round and at the end.
+        stop_when: may end the run after a round. It gets the public part of the round's record, nothing that looks at
+            clients' data, and returns why to stop, or None to go on. The statement then says that the run was stopped
+            and why, and its ε is that of all rounds, since what was released decided.
+
+    Returns:
+        The model, the history (one record a round), and what may be said about privacy.
+
+    >>> import fednormec as fn
+    >>> problem, method = fn.random_quadratic(50, 3), fn.dp_fed_avg_clip(fn.gd(0.1))
+    >>> done = train(problem, method, privacy=fn.Privacy(epsilon=4.0), rounds=9,
+    ...              stop_when=lambda public: "ε above 1" if public["epsilon"] > 1 else None)
+    >>> len(done.history) < 9, done.stopped, done.statement.facts["rounds_counted"]
+    (True, 'ε above 1', 9)
+    """
+    every = evaluate_every
+    if every is None:
+        every = evaluation_interval(problem, algorithm, participation or full(), rounds, privacy is not None)
+    x, history, diverged, statement, stopped = x0, list[dict[str, Any]](), None, None, None
+    spent: list[Plan] = []
+    simulation = simulate(
+        problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
+        on=_with_workers(on, workers), before_release=lambda number, plan: spent.append(plan),
+    )  # fmt: skip
+    with watching(observers) as watch:
+        try:
+            for r in simulation:
+                x = r.x
+                history.append(record(r))
+                watch.after(r, history[-1])
+                stopped = None if r.last else stop_when({k: v for k, v in history[-1].items() if k != "not_private"})
+                if stopped is not None:
+                    simulation.close()
+        except Diverged as end:
+            diverged = end
+        why = str(diverged) if diverged is not None else None if stopped is None else f"stopped on request: {stopped}"
+        watch.close(End(len(history), why))
+    x = problem.init(generator(seed, "init")) if x is None else x
+    if spent:
+        statement = state(spent[-1], len(spent), ended=why)
+    return Trained(problem.model(x), x, history, diverged, statement, stopped)
+
+
+class _Released(NamedTuple):
+    """What left the clients in a round, and who took part."""
+
+    total: Tensor
+    cohort: Cohort
+    left_out: int
+    missed: int | None
+
+
+def _rounds(
+    job: Job,
+    place: Place,
+    rounds: int,
+    evaluate_every: int | None,
+    before_release: Callable[[int, Plan], None],
+    resume: Resumed,
+) -> Generator[Round, None, None]:
+    server, last = job.algorithm.init(job.x), rounds
+    done, in_vain, releases = resume.round, resume.in_vain, resume.spent
+    if job.plan is not None and job.plan.budget is not None:  # one release a round, and no more than it pays for
+        last = min(rounds, done + job.plan.rounds - releases)
+    m = job.problem.num_clients
+    weights = job.participation.weights(m)
+    with place.clients(job) as clients:
+        if resume.saved is not None:
+            server = _restored(resume.saved, clients, job.x.device)
+        elif job.algorithm.prime is not None:
+            server = _primed(job, job.algorithm.prime, clients, server)
+        for number in range(done + 1, last + 1):
+            clients.ready()
+            with one_arithmetic_thread():
+                total, cohort, left_out, missed = _released(job, clients, server, number, before_release)
+                with stage("server"):
+                    server = job.algorithm.server(server, (total / m).to(job.x.dtype), weights)
+                    finite = bool(server.x.isfinite().all())
+            if not finite:
+                raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
+            in_vain = in_vain + left_out if left_out == len(cohort.computing) else 0
+            if job.plan is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
+                raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
+            due = evaluate_every is not None and (number % evaluate_every == 0 or number == last)
+            metrics = _evaluated(job, server.x, number) if due else None
+            releases += job.plan is not None
+            yield Round(
+                number, server, clients.memories, cohort, left_out, in_vain, metrics, total, job.plan, releases,
+                number == last, missed,
+            )  # fmt: skip
+
+
+def _released(
+    job: Job, clients: Clients, server: Server, number: int, before_release: Callable[[int, Plan], None]
+) -> _Released:
+    """What the clients send in a round, with its noise; `before_release` is called before any of it leaves them."""
+    m, plan = job.problem.num_clients, job.plan
+    if plan is None:
+        cohort = job.participation.draw(m, generator(job.seed, "cohort", number))
+        total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
+        return _Released(total, cohort if answered is None else answered, left_out, missed)
+    cohort = plan.mechanism.cohort(job.seed, number)
+    if clients.noisy:  # what they send is the release
+        before_release(number, plan)
+    told = server.x.clone(), server.memory.clone()
+    total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
+    if not (same_bits(server.x, told[0]) and same_bits(server.memory, told[1])):
+        raise BoundBroken(f"{job.algorithm.name} or the model wrote into the server's state from a client, beside the "
+                          "messages. Nothing of this round was released.")  # fmt: skip
+    cohort = cohort if answered is None else answered
+    if not clients.noisy:
+        with stage("noise"):
+            draw = plan.mechanism.noise(len(total), int(cohort.sending.sum()), job.seed, number)
+            total += torch.as_tensor(draw, device=job.x.device)
+        with stage("disk"):
+            before_release(number, plan)
+    return _Released(total, cohort, left_out, missed)
+
+
+def _evaluated(job: Job, x: Tensor, number: int) -> Metrics:
+    """The model's figures. Raises Diverged where no client's loss is finite, if that may be looked at."""
+    with stage("evaluation"):
+        metrics = job.problem.evaluate(x)
+    if job.plan is None and math.isnan(metrics.not_private.get("train_loss", 0.0)):
+        raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
+    return metrics
+
+
+def _primed(job: Job, prime: Algorithm, clients: Clients, server: Server) -> Server:
+    """The server after the exact round before the first, which fills the memories."""
+    m = job.problem.num_clients
+    everyone = full().draw(m, generator(job.seed, "cohort", 0))
+    first = clients.exchange(server, everyone, Moment(job.seed, 0), prime=True)
+    return prime.server(server, (first.total / m).to(job.x.dtype), full().weights(m))
+
+
+def _restored(saved: Saved, clients: Clients, device: torch.device) -> Server:
+    """The server as it was saved; gives the clients their memories back."""
+    saved.fill(clients.memories)
+    return Server(saved.server.x.to(device), saved.server.memory.to(device), saved.round)
+
+
+def _starting_point(x: Tensor, x0: Tensor | None) -> Tensor:
+    """x0, if it is a model of this problem; x by default."""
+    if x0 is None:
+        return x
+    if x0.shape != x.shape or x0.dtype != x.dtype:
+        raise UserError(f"x0 must be {len(x)} numbers in {x.dtype}, not of shape {tuple(x0.shape)} in {x0.dtype}.")
+    return x0.detach().to(x.device, copy=True)
+
+
+def _require_fit(saved: Saved, job: Job) -> None:
+    """Raises UserError if a checkpoint is of another model or method."""
+    like, server = job.algorithm.init(job.x), saved.server
+    pairs = ((server.x, like.x), (server.memory, like.memory))
+    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
+        raise UserError(f"{saved.path} is of another run: its model has {len(server.x)} parameters and its server's "
+                        f"memory {len(server.memory)}; here it is {len(like.x)} and {len(like.memory)}.")  # fmt: skip
+
+
+def _with_workers(on: Place | None, workers: int | None) -> Place:
+    """The place with so many workers, where it leaves that open."""
+    if on is None:
+        return Threads(workers)
+    if workers is None:
+        return on
+    if getattr(on, "workers", workers) is None:
+        replaced: Place = on._replace(workers=workers)  # type: ignore[attr-defined]
+        return replaced
+    raise UserError(f"how many workers there are is said once: {on} or workers={workers}.")

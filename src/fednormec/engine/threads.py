@@ -1,0 +1,153 @@
+"""Clients in this process: threads that compute tiles of them side by side, with results in a fixed order."""
+
+import ctypes
+import platform
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Barrier
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from fednormec.core.algorithm import Server
+from fednormec.core.local import Moment
+from fednormec.core.participation import Cohort
+from fednormec.core.problem import Problem
+from fednormec.engine.clients import Branch, Clients, Exchanged, Job, add, added, tile, tiles
+from fednormec.engine.memories import Memories
+from fednormec.errors import UserError, at_least_one
+
+T = TypeVar("T")
+R = TypeVar("R")
+Submit = Callable[..., "Future[Any]"]
+
+
+class Pool(NamedTuple):
+    """How work is spread: `workers` threads, each doing its arithmetic alone, `chunk_size` clients at a time."""
+
+    workers: int
+    chunk_size: int
+
+    @contextmanager
+    def threads(self) -> Iterator[Submit]:
+        """The threads, each set to do its own arithmetic alone: that is faster for many clients, and the bits of a
+        result do not depend on how many threads there are."""
+        keep_freed_memory()
+        ready, patient = Barrier(self.workers + 1), True
+        executor = ThreadPoolExecutor(self.workers, initializer=compute_alone)
+        try:
+            with one_arithmetic_thread():  # restores the setting, which is torch's default for new threads too
+                for _ in range(self.workers):
+                    executor.submit(ready.wait)  # a thread that waits cannot take a second one: all start now
+                ready.wait()
+            yield executor.submit
+        except KeyboardInterrupt:
+            patient = False  # whoever is in a hurry does not wait for a tile
+            raise
+        finally:
+            executor.shutdown(wait=patient, cancel_futures=not patient)
+
+    def in_order(self, submit: Submit, work: Callable[[list[T]], R], items: list[T], per_item: int) -> Iterator[R]:
+        """work() of each chunk of items, in the items' order, with at most two chunks per thread under way."""
+        size = max(1, self.chunk_size // per_item)
+        under_way: deque[Future[R]] = deque()
+        for start in range(0, len(items), size):
+            if len(under_way) >= 2 * self.workers:
+                yield under_way.popleft().result()
+            under_way.append(submit(work, items[start : start + size]))
+        while under_way:
+            yield under_way.popleft().result()
+
+
+class Threads(NamedTuple):
+    """A place: threads of this process compute the clients.
+
+    Args:
+        workers: how many threads; by default as many as torch uses.
+        chunk_size: how many clients a thread takes at a time; by default one tile.
+        memories_in: a folder for the file that the clients' memories lie in, where they are more than the machine has
+            memory for; by default they lie in memory.
+    """
+
+    workers: int | None = None
+    chunk_size: int | None = None
+    memories_in: Path | None = None
+
+    def pool(self, problem: Problem) -> Pool:
+        """How the work on this problem is spread."""
+        workers = torch.get_num_threads() if self.workers is None else self.workers
+        return Pool(
+            min(at_least_one("workers", workers), problem.num_clients),
+            at_least_one("chunk_size", problem.tile if self.chunk_size is None else self.chunk_size),
+        )
+
+    def check(self, job: Job) -> None:
+        self.pool(job.problem)
+        if self.memories_in is not None and job.x.device.type != "cpu":
+            kind = job.x.device.type
+            raise UserError(f"memories in a file are for the CPU, not for {kind}: keep them in memory.")
+
+    @contextmanager
+    def clients(self, job: Job) -> Iterator[Clients]:
+        memories, pool = Memories(job.memory_shape, job.x.dtype, job.x.device, self.memories_in), self.pool(job.problem)
+        with pool.threads() as submit:
+            yield _Here(job, pool, memories, submit)
+
+
+@contextmanager
+def one_arithmetic_thread() -> Iterator[None]:
+    """While workers are busy, a caller's own parallel arithmetic would only wait for their cores, spinning."""
+    own = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Tells glibc to reuse the large blocks that every tile frees, rather than hand them back to the system and get
+    them again page by page, in every tile. No effect elsewhere."""
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # <malloc.h>
+        mallopt = ctypes.CDLL(None).mallopt
+        if mallopt(mmap_threshold, 2**30):  # refused by old versions, which the rest would only slow down
+            mallopt(trim_threshold, 2**31 - 1)
+            mallopt(arena_max, 1)  # a thread's own arena would give its memory back all the same
+
+
+def compute_alone() -> None:
+    """This thread does its arithmetic on its own."""
+    torch.get_num_threads()  # torch sets a thread up at its first call, with the default; only then ours will stay
+    torch.set_num_threads(1)
+
+
+class _Here(NamedTuple):
+    """Clients that compute in this process."""
+
+    job: Job
+    pool: Pool
+    memories: Memories
+    submit: Submit
+    noisy: bool = False
+
+    def ready(self) -> None:
+        pass
+
+    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+        job = self.job.primed if prime else self.job
+
+        def work(some: list[Cohort]) -> list[Exchanged]:
+            return [tile(job, server, self.memories, one, moment) for one in some]
+
+        branches, number = list[Branch](), 0
+        for results in self.pool.in_order(self.submit, work, tiles(self.job, cohort), job.problem.tile):
+            for one in results:
+                add(branches, Branch(0, number, one))
+                number += 1
+        return added(branches, job)

@@ -1,0 +1,201 @@
+"""What a federation agrees on before it begins: federation.toml, of which every party has a copy."""
+
+import hashlib
+import ipaddress
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fednormec.config.assemble import Experiment, assemble
+from fednormec.config.schema import Config, check, dump, read
+from fednormec.core.problem import Metrics, Problem
+from fednormec.data import Examples, FederatedData
+from fednormec.data.sources import read_npz
+from fednormec.engine.planning import planned
+from fednormec.errors import UserError, at_least_one, positive, require_room
+from fednormec.privacy.mechanism import Plan
+
+NAME, KEYS = "federation.toml", "keys"
+AGREED = ("problem", "model", "local", "method", "participation", "privacy")
+AGREED_OF_RUN = ("rounds", "seed", "dtype")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """[federation]: who takes part, and what nobody can tell from data that are not here.
+
+    clients: their names; the order numbers them.
+    inputs, classes: the shape of one example, and how many classes there are.
+    address: where the server is to be found, host:port.
+    deadline: seconds after which a client that has not answered does not take part in a round.
+    test: a .npz with x and y beside this file, public, for the server to evaluate with.
+    """
+
+    clients: Sequence[str]
+    inputs: Sequence[int]
+    classes: int
+    address: str = "localhost:9443"
+    deadline: float = 600.0
+    test: str | None = None
+
+    def __post_init__(self) -> None:
+        require_names(self.clients)
+        at_least_one("[federation] classes", self.classes)
+        for length in self.inputs:
+            at_least_one("[federation] inputs", length)
+        require_room("one example", 8 * math.prod(self.inputs), "check [federation] inputs")
+        positive("[federation] deadline", self.deadline)
+        split_address(self.address)
+
+
+class Federation(NamedTuple):
+    """The settings, the experiment as one party knows it, and the digest of what all must agree on."""
+
+    settings: FederationSettings
+    experiment: Experiment
+    agreed: str
+
+    @property
+    def plan(self) -> Plan | None:
+        """What every party computes for itself: how much noise, for how many rounds."""
+        problem, algorithm, participation, privacy, run, _, _ = self.experiment
+        if privacy is None:
+            return None
+        return planned(problem, algorithm, participation, privacy, run.rounds)
+
+
+def for_server(config: Config, folder: Path) -> Federation:
+    """The federation as its server knows it: the test set, no client's data."""
+    settings = _settings(config)
+    nobody = Examples(np.zeros((1, *settings.inputs), np.float32), np.zeros(1, np.int64))
+    test = None if settings.test is None else read_npz(folder / settings.test).train
+    return _federation(config, settings, FederatedData((nobody,), test, ("nobody",), settings.classes), None)
+
+
+def for_client(config: Config, name: str, own: Examples) -> Federation:
+    """The federation as one client knows it: its own data."""
+    settings = _settings(config)
+    if name not in settings.clients:
+        raise UserError(f"{name} is none of the clients in {NAME}: {', '.join(settings.clients)}.")
+    if own.x.shape[1:] != tuple(settings.inputs):
+        raise UserError(f"the federation agreed on examples of shape {tuple(settings.inputs)}, these data have "
+                        f"{own.x.shape[1:]}.")  # fmt: skip
+    data = FederatedData((own,), None, (name,), settings.classes)
+    return _federation(config, settings, data, list(settings.clients).index(name))
+
+
+def read_federation(folder: Path) -> Config:
+    config = read(folder / NAME)
+    if "federation" not in config:
+        raise UserError(f"{folder / NAME} has no section [federation]; fednormec federation init writes one.")
+    return config
+
+
+def require_names(names: Sequence[str]) -> None:
+    if not names:
+        raise UserError("a federation needs at least one client.")
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise UserError(f"a client's name is letters, digits, '.', '_' and '-', 64 at most, not '{name}'.")
+    if len(set(names)) != len(names):
+        raise UserError("two clients have the same name.")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise UserError(f"an address is host:port, such as fl.example.org:9443, not '{address}'.")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _settings(config: Config) -> FederationSettings:
+    return FederationSettings(**check("[federation]", config["federation"], FederationSettings))
+
+
+def _federation(config: Config, settings: FederationSettings, data: FederatedData, client: int | None) -> Federation:
+    if config.get("problem", {}).get("name") == "quadratic":
+        raise UserError("a federation trains on clients' examples: choose the problem neural or logistic.")
+    for section in ("constants", "faults"):
+        if section in config:
+            raise UserError(f"a federation has no use for [{section}]: leave it out.")
+    if config.get("run", {}).get("checkpoint_rounds", 1) != 1:
+        raise UserError("a federation keeps every round: leave run.checkpoint_rounds out.")
+    given = {name: dict(section) for name, section in config.items() if name not in ("data", "federation")}
+    given.setdefault("run", {})["checkpoint_rounds"] = 1
+    experiment = assemble(given, data)
+    if experiment.algorithm.prime is not None:
+        raise UserError("initial_memory = 'local_updates' is not for a federation: start from zero; warmup_rounds lets "
+                        "the memories catch up.")  # fmt: skip
+    if experiment.privacy is not None and experiment.privacy.trust == "secagg":
+        raise UserError("secure aggregation comes later: choose privacy.trust = 'local' (each client adds its own "
+                        "noise) or 'central' (the server is trusted).")  # fmt: skip
+    about = check("[federation]", config["federation"], FederationSettings)
+    resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
+    problem = _Party(experiment.problem, len(settings.clients), client)
+    return Federation(settings, experiment._replace(problem=problem, config=resolved), _agreed(resolved))
+
+
+def _agreed(config: Config) -> str:
+    """The digest of what every party must have alike, every default spelled out."""
+    parts: Config = {name: config[name] for name in AGREED if name in config}
+    parts["run"] = {key: config["run"][key] for key in AGREED_OF_RUN}
+    parts["federation"] = {key: config["federation"][key] for key in ("clients", "inputs", "classes")}
+    return hashlib.sha256(dump(parts).encode()).hexdigest()[:32]
+
+
+class _Party:
+    """A problem of many clients as one party knows it. `like` is the same problem with the data that this party has:
+    its own, if it is the client of this number, and none if it is the server."""
+
+    def __init__(self, like: Problem, num_clients: int, client: int | None) -> None:
+        self._like, self._num_clients, self._client = like, num_clients, client
+
+    @property
+    def dim(self) -> int:
+        return self._like.dim
+
+    @property
+    def num_clients(self) -> int:
+        return self._num_clients
+
+    @property
+    def tile(self) -> int:
+        """A client on the wire is a block of one."""
+        return 1
+
+    @property
+    def client_sizes(self) -> np.ndarray:
+        """As if all had as many examples as are here: nobody knows better."""
+        return np.full(self._num_clients, self._like.client_sizes[0])
+
+    def init(self, rng: np.random.Generator) -> Tensor:
+        return self._like.init(rng)
+
+    def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
+        assert all(ids == self._client), "these data are not here"
+        return self._like.grad(x, np.zeros_like(ids), examples)
+
+    def evaluate(self, x: Tensor) -> Metrics:
+        """The public figures alone."""
+        return Metrics(self._like.evaluate(x).public, {})
+
+    def named(self, x: Tensor) -> dict[str, Tensor]:
+        return self._like.named(x)
+
+    def model(self, x: Tensor) -> object:
+        return self._like.model(x)

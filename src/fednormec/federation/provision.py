@@ -1,0 +1,83 @@
+"""A federation's folder: the settings, the server's certificate, and for each client a folder to hand over."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fednormec.config.schema import Config, dump, read
+from fednormec.errors import UserError
+from fednormec.federation.agreement import (
+    KEYS,
+    LOOPBACK,
+    NAME,
+    for_server,
+    read_federation,
+    require_names,
+    split_address,
+)
+from fednormec.federation.keys import CA, NODE_PUBLIC, make_client, make_server, public_key
+from fednormec.files import replace_text
+
+TEMPLATE = Path(__file__).with_name(NAME)
+CLIENTS = "clients"
+
+
+def make(
+    folder: Path, names: Sequence[str], inputs: Sequence[int], classes: int, address: str, config: Path | None
+) -> Path:
+    """Makes the folder of a new federation; nothing is written over."""
+    require_names(names)
+    host, _ = split_address(address)
+    asked = read(config or TEMPLATE)
+    own = {"clients": list(names), "inputs": list(inputs), "classes": classes, "address": address}
+    asked["federation"] = asked.get("federation", {}) | own
+    beside = folder if config is None else config.parent
+    settings = for_server(asked, beside).settings  # says now what does not fit together
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty: nothing was changed; choose a new folder.")
+        (folder / KEYS).mkdir()
+        make_server(folder, [host, *(name for name in LOOPBACK if name != host)])
+        if settings.test is not None:
+            shutil.copy(beside / settings.test, folder / Path(settings.test).name)
+            asked["federation"]["test"] = Path(settings.test).name
+        replace_text(folder / NAME, _text(asked))
+        for name in names:
+            _hand_over(folder, name)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror or error}.") from error
+    return folder
+
+
+def add(folder: Path, name: str, key: Path | None = None) -> Path | None:
+    """Puts one more client on the roster, with a key pair made here (its folder is returned) or with the public key of
+    one that it made itself. That is another federation: all need the new federation.toml, and it begins a new run."""
+    config = read_federation(folder)
+    config["federation"]["clients"] = [*config["federation"]["clients"], name]
+    for_server(config, folder)  # says now what does not fit together
+    for path in (folder / CLIENTS / name, folder / KEYS / f"{name}.pub"):
+        if path.exists():
+            raise UserError(f"{path} is there already: nothing was changed; remove it first.")
+    if key is not None:
+        public_key(key)
+        shutil.copy(key, folder / KEYS / f"{name}.pub")
+    replace_text(folder / NAME, _text(config))
+    for client in (folder / CLIENTS).iterdir() if (folder / CLIENTS).is_dir() else ():
+        shutil.copy(folder / NAME, client / NAME)
+    return _hand_over(folder, name) if key is None else None
+
+
+def _hand_over(folder: Path, name: str) -> Path:
+    """What a client gets: the settings, the authority, its own key pair. The server keeps the public key."""
+    client = folder / CLIENTS / name
+    client.mkdir(parents=True, mode=0o700)
+    make_client(client)
+    shutil.copy(folder / CA, client / CA)
+    shutil.copy(folder / NAME, client / NAME)
+    shutil.copy(client / NODE_PUBLIC, folder / KEYS / f"{name}.pub")
+    return client
+
+
+def _text(config: Config) -> str:
+    return "# What this federation agreed on; every party has the same.\n" + dump(config)

@@ -1,0 +1,174 @@
+"""σ for ε and ε for σ over trust models, adjacencies and accountants: what `fednormec privacy` answers."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from fednormec.core.participation import Participation, fixed_size, full, poisson
+from fednormec.errors import UserError, at_least_one, one_of, positive
+from fednormec.privacy.accounting import Accountant, tuned_epsilon
+from fednormec.privacy.calibrate import paper_noise_std
+from fednormec.privacy.labels import NOT_PRIVATE, up
+from fednormec.privacy.mechanism import (
+    ADJACENCIES,
+    LEAST_NOISE,
+    MOST_NOISE,
+    PAPER,
+    TRUSTS,
+    Adjacency,
+    Mechanism,
+    Trust,
+    require_delta,
+    require_noise,
+)
+
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
+TUNING = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to compute: the noise for epsilon, or the ε of noise_std. No trusts or adjacencies means all of them.
+
+    p is Poisson sampling, fixed_size cohorts of that size, neither everyone in every round. calibration="paper" takes
+    σ from the paper's formula; total_norm=d divides it by √d, which is not private. runs also prices tuning.
+    """
+
+    clients: int
+    rounds: int
+    delta: float = 1e-5
+    p: float | None = None
+    fixed_size: int | None = None
+    epsilon: float | None = None
+    noise_std: float | None = None
+    trusts: tuple[str, ...] = TRUSTS
+    adjacencies: tuple[str, ...] = ADJACENCIES
+    colluders: int = 0
+    min_cohort: int = 1
+    calibration: str = "exact"
+    total_norm: int | None = None
+    runs: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one("rounds", self.rounds)
+        at_least_one("runs", self.runs)
+        require_delta(self.delta)
+        one_of("calibration", self.calibration, ("exact", PAPER))
+        if (self.epsilon is None) == (self.noise_std is None):
+            raise UserError("give either epsilon (to get the noise) or noise_std (to get the ε).")
+        positive("epsilon" if self.noise_std is None else "noise_std", self.epsilon or self.noise_std or 0.0)
+        if self.calibration == PAPER and self.epsilon is None:
+            raise UserError("the paper's calibration computes the noise from epsilon: give that.")
+        if self.p is not None and self.fixed_size is not None:
+            raise UserError("give p (Poisson sampling) or a fixed size of the cohorts, not both.")
+        if self.total_norm is not None:
+            at_least_one("the dimension for total_norm", self.total_norm)
+            if self.calibration != PAPER and self.noise_std is None:
+                raise UserError("noise by total norm is not private, so nothing can be calibrated for it: give "
+                                "noise_std, or the paper's calibration.")  # fmt: skip
+
+    @property
+    def participation(self) -> Participation:
+        if self.fixed_size is not None:
+            return fixed_size(self.fixed_size)
+        return full() if self.p is None else poisson(self.p)
+
+    @property
+    def given_noise(self) -> float | None:
+        """The noise per coordinate, where it is not to be calibrated."""
+        std = self.noise_std
+        if self.calibration == PAPER and self.epsilon is not None:
+            std = paper_noise_std(self.epsilon, self.delta, self.participation.rate(self.clients), self.rounds)
+            std = require_noise(std, "the paper's formula", "another epsilon")
+        if std is None or self.total_norm is None:
+            return std
+        return require_noise(std / math.sqrt(self.total_norm), f"σ/√{self.total_norm}", "fewer dimensions")
+
+
+class Row(NamedTuple):
+    """One guarantee. noise_std is per coordinate for radius 1: of the sum in central, of each message elsewhere."""
+
+    trust: Trust
+    adjacency: Adjacency
+    accountant: Accountant
+    noise_std: float
+    epsilon: float
+    delta: float
+    mechanism: Mechanism
+
+    def facts(self, private: bool = True) -> dict[str, Any]:
+        """The row as data, with a label where it is not private."""
+        label = {} if private else {"label": NOT_PRIVATE}
+        return {key: value for key, value in self._asdict().items() if key != "mechanism"} | label
+
+
+def rows(question: Question) -> Iterator[Row]:
+    """For each trust model and adjacency, by each accountant that can tell."""
+    q, std = question, question.given_noise
+    for trust in q.trusts or TRUSTS:
+        one_of("trust", trust, TRUSTS)
+        for adjacency in q.adjacencies or ADJACENCIES:
+            one_of("adjacency", adjacency, ADJACENCIES)
+            asked = Mechanism(
+                q.clients, q.participation, 1.0 if std is None else std, trust=cast(Trust, trust),
+                adjacency=cast(Adjacency, adjacency), colluders=q.colluders,
+                min_cohort=q.min_cohort if trust == "secagg" else 1,
+            )  # fmt: skip
+            for accountant in ACCOUNTANTS:
+                if math.isinf(asked.epsilon(q.rounds, q.delta, accountant)):
+                    continue  # no Rényi bound is known for replace-one under Poisson sampling
+                mechanism = asked
+                if std is None and q.epsilon is not None:
+                    mechanism = asked.calibrate(q.epsilon, q.delta, q.rounds, accountant)
+                spent = mechanism.epsilon(q.rounds, q.delta, accountant)
+                yield Row(
+                    asked.trust, asked.adjacency, accountant, mechanism.noise_std, spent, q.delta, mechanism
+                )  # fmt: skip
+
+
+def text(question: Question, answers: list[Row]) -> str:
+    """The rows for a person, with the paper's formula beside a target and the price of tuning."""
+    q = question
+    title = f"{q.clients} clients, {q.participation.name}, {q.rounds} rounds, δ = {q.delta:g}, for each client"
+    lines = [
+        title,
+        f"{'trust':<9}{'adjacency':<13}{'accountant':<12}{'noise_std':>11}  {'ε at most':>10}   after ¼, ½, ¾",
+    ]
+    for row in answers:
+        part = [row.mechanism.epsilon(-(-q.rounds * k // 4), q.delta, row.accountant) for k in (1, 2, 3)]
+        label = f"  {NOT_PRIVATE}" if q.total_norm is not None else ""
+        lines.append(
+            f"{row.trust:<9}{row.adjacency:<13}{row.accountant:<12}{row.noise_std:>11.5g}  {up(row.epsilon, 4):>10}   "
+            f"{', '.join(map(up, part))}{label}"
+        )
+    lines.append("noise_std: per coordinate for radius 1, of the sum in central, of each message in secagg and local")
+    if q.total_norm is not None:
+        lines.append(f"{NOT_PRIVATE}: noise of std σ/√{q.total_norm} on a coordinate protects nobody")
+    elif q.epsilon is not None:
+        lines.append(_paper(q, q.epsilon))
+    if q.runs > 1:
+        lines += [line for row in answers if row.accountant == "pld" for line in _tuning(q, row)]
+    return "\n".join(lines)
+
+
+def _paper(question: Question, epsilon: float) -> str:
+    q = question
+    std = paper_noise_std(epsilon, q.delta, q.participation.rate(q.clients), q.rounds)
+    if not LEAST_NOISE <= std <= MOST_NOISE:
+        return f"the paper's σ = p √(rounds log 1/δ)/ε is {std:.4g}, beyond what can be accounted"
+    true = Mechanism(q.clients, q.participation, std).epsilon(q.rounds, q.delta)
+    return (
+        f"the paper's σ = p √(rounds log 1/δ)/ε is {std:.4g}: "
+        f"its true ε (central, zero_out) is {up(true, 4)}, not {epsilon:g}"
+    )
+
+
+def _tuning(question: Question, row: Row) -> Iterator[str]:
+    q = question
+    naive = row.mechanism.epsilon(q.rounds * q.runs, row.delta)
+    yield f"{row.trust}, {row.adjacency}: {q.runs} runs on the same clients, all seen: ε ≤ {up(naive)}"
+    for name, shape in TUNING.items():
+        best = tuned_epsilon(row.mechanism.release(), q.rounds, row.delta, q.runs, shape)
+        if math.isfinite(best):
+            yield f"    a {name} number of runs, {q.runs} on average, only the best seen: ε ≤ {up(best)}"

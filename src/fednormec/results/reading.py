@@ -1,0 +1,292 @@
+"""Run folders read back: whatever of a run can be read, what could not be, and runs that differ only in their seed."""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fednormec.config.schema import Config
+from fednormec.errors import UserError, visible
+from fednormec.privacy.labels import NOT_PRIVATE
+
+PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
+PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # if the test set is; every other figure looks at clients' data
+SAME_RUN = ("run.seed", "run.workers", "run.chunk_size", "privacy.stream")  # a repetition may differ in these
+DEPTH = 3  # how far below a given folder runs are looked for
+
+
+@dataclass(frozen=True)
+class Run:
+    """What could be read of a run folder; `problems` says what could not, a sentence each. summary is None for a run
+    that has not come to its end."""
+
+    path: Path
+    name: str
+    config: Config
+    environment: dict[str, Any]
+    summary: dict[str, Any] | None
+    records: tuple[dict[str, Any], ...]
+    statement: str | None
+    guarantee: dict[str, Any] | None
+    problems: tuple[str, ...]
+    ledger: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name, never without the label of a run that protects nobody."""
+        return f"{self.name} ({NOT_PRIVATE})" if self.protection == NOT_PRIVATE else self.name
+
+    @property
+    def status(self) -> str:
+        return "unfinished" if self.summary is None else visible(self.summary.get("status", "done"))
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were run."""
+        found = number((self.summary or {}).get("rounds"))
+        return int(found) if found is not None else max((_round(line) for line in self.records), default=0)
+
+    @property
+    def seed(self) -> Any:
+        return self.config.get("run", {}).get("seed")
+
+    @property
+    def clients(self) -> int | None:
+        own = (self.config.get(section, {}).get("clients") for section in ("data", "problem"))
+        found = (number(value) for value in ((self.summary or {}).get("clients"), *own))
+        return next((int(value) for value in found if value is not None), None)
+
+    @property
+    def protection(self) -> str:
+        """PRIVATE, NOT_PRIVATE (noise that protects nobody), NO_PRIVACY (none), or UNKNOWN where too little is left."""
+        said, asked = self.summary or {}, self.config.get("privacy")
+        lines = [*self.records, *self.ledger]
+        if asked and asked.get("noise_scale") == "total_norm" or any("label" in line for line in lines):
+            return NOT_PRIVATE
+        if said.get("private", True) is not True or self.epsilon == math.inf:
+            return NOT_PRIVATE
+        if "private" in said or asked or self.epsilon is not None:
+            return PRIVATE
+        return NO_PRIVACY if self.config or said else UNKNOWN
+
+    @property
+    def epsilon(self) -> float | None:
+        """The most that any file says was spent, inf where no ε is finite; None if nothing was paid."""
+        lines = (self.summary or {}, *self.records, *self.ledger)
+        spent = [line["epsilon"] for line in lines if "epsilon" in line]
+        found = [number(value) for value in spent]
+        return max((math.inf if value is None else value for value in found), default=None)
+
+    @property
+    def delta(self) -> float | None:
+        lines = (self.summary or {}, *self.records, *self.ledger, self.config.get("privacy", {}))
+        return next((value for line in lines if (value := number(line.get("delta"))) is not None), None)
+
+    @property
+    def expected_messages(self) -> float | None:
+        """How many messages clients send to the server in expectation: public, unlike the count of those sent."""
+        who, m = self.config.get("participation", {}), self.clients
+        each: dict[Any, Any] = {"full": m, "fixed_size": number(who.get("m"))}
+        if m is None:
+            return None
+        each["poisson"] = None if (p := number(who.get("p"))) is None else p * m
+        per_round = each.get(str(who.get("name", "full")))
+        first = m if self.config.get("method", {}).get("initial_memory") == "local_updates" else 0
+        return None if per_round is None else per_round * self.rounds + first
+
+    def public(self, metric: str) -> bool:
+        """Whether no client's data enter it but through what was released: records put the others apart."""
+        apart = [*map(_apart, self.records), (self.summary or {}).get("not_private") or ()]
+        return metric in PUBLIC and not any(metric in names for names in apart)
+
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """(round, value) wherever it was evaluated; nan for what was not finite."""
+        found = ((_round(line), _figure(line, metric)) for line in self.records)
+        return [(at, value) for at, value in found if value is not None]
+
+    def final(self, metric: str) -> float | None:
+        """The last value; None if there is none."""
+        values = self.values(metric)
+        if values:
+            return values[-1][1]
+        metrics = (self.summary or {}).get("metrics")
+        return _or_nan(metrics[metric]) if isinstance(metrics, dict) and metric in metrics else None
+
+    def best(self, metric: str) -> float | None:
+        """The best value over the rounds: the largest accuracy, the least of anything else."""
+        values = [value for _, value in self.values(metric) if math.isfinite(value)]
+        better: Callable[[Iterable[float]], float] = max if higher_is_better(metric) else min
+        return better(values) if values else self.final(metric)
+
+
+def read_run(path: Path | str) -> Run:
+    """Reads what can be read of a run folder; never fails for what lies in it."""
+    path, problems = Path(path), list[str]()
+    summary = _json(path / "summary.json", problems, must=False)
+    if summary is None and not (path / "summary.json").exists():
+        problems.append("summary.json is missing: the run did not come to its end")
+    statement = _text(path / "privacy.txt", problems, must=bool(summary and "private" in summary))
+    run = Run(
+        path=path,
+        name=visible(path.name or path.resolve().name or str(path)),
+        config=_config(path / "config.toml", problems),
+        environment=_json(path / "environment.json", problems) or {},
+        summary=summary,
+        records=_lines(path / "metrics.jsonl", problems),
+        statement=None if statement is None else statement.rstrip("\n"),
+        guarantee=_json(path / "guarantee.json", problems, must=False),
+        problems=(),
+        ledger=_lines(path / "ledger.jsonl", problems, must=bool(summary and "private" in summary)),
+    )
+    return replace(run, problems=tuple(problems))
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """The runs in the folders given, each once: a folder is a run, or holds runs up to three folders deep."""
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            what = "is a file: give the folder that it lies in" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}; a run folder is what `fednormec run` made.")
+        below = list(_runs_below(path, DEPTH))
+        if not below:
+            raise UserError(f"{path} holds no run, nor does a folder up to {DEPTH} deep in it.")
+        found |= {run.resolve(): run for run in below if run.resolve() not in found}
+    return _told_apart([read_run(path) for path in found.values()])
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The config with one key for each setting, such as method.beta."""
+    return {f"{section}.{key}": value for section, own in run.config.items() for key, value in own.items()}
+
+
+def higher_is_better(metric: str) -> bool:
+    return metric.endswith("accuracy")
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite number, if it is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _figure(line: dict[str, Any], metric: str) -> float | None:
+    for where in (line, _apart(line)):
+        if metric in where:
+            return _or_nan(where[metric])
+    return None
+
+
+def _apart(line: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a record that look at clients' data."""
+    found = line.get("not_private")
+    return found if isinstance(found, dict) else {}
+
+
+def _or_nan(value: Any) -> float:
+    found = number(value)
+    return math.nan if found is None else found
+
+
+def _round(line: dict[str, Any]) -> int:
+    return int(number(line.get("round")) or 0)
+
+
+# files
+
+
+def _runs_below(path: Path, depth: int) -> Iterator[Path]:
+    if _is_run(path):
+        yield path
+    elif depth:
+        try:
+            inside = sorted((e for e in path.iterdir() if e.is_dir() and not e.is_symlink()), key=_natural)
+        except OSError:
+            return
+        for folder in inside:
+            yield from _runs_below(folder, depth - 1)
+
+
+def _is_run(path: Path) -> bool:
+    has = {name for name in ("metrics.jsonl", "config.toml", "environment.json") if (path / name).is_file()}
+    return "metrics.jsonl" in has or len(has) == 2
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    """Run 2 before run 10."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _told_apart(runs: list[Run]) -> list[Run]:
+    """Two runs of one name get the folders above into their names."""
+    parts = {run.path: run.path.resolve().parts for run in runs}
+    for length in (2, 3, 4):
+        names = [run.name for run in runs]
+        runs = [
+            replace(run, name=visible("/".join(parts[run.path][-length:]))) if names.count(run.name) > 1 else run
+            for run in runs
+        ]
+    return runs
+
+
+def _text(path: Path, problems: list[str], must: bool = True) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if must:
+            problems.append(f"{path.name} is missing")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or 'it is not text in UTF-8'}")
+    return None
+
+
+def _json(path: Path, problems: list[str], must: bool = True) -> dict[str, Any] | None:
+    text = _text(path, problems, must)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        problems.append(f"{path.name} is not a JSON object")
+        return None
+    return content
+
+
+def _lines(path: Path, problems: list[str], must: bool = True) -> tuple[dict[str, Any], ...]:
+    """The lines that are JSON objects; those that are not are counted."""
+    lines = [line for line in (_text(path, problems, must) or "").split("\n") if line.strip()]
+    found, bad = list[dict[str, Any]](), list[int]()
+    for at, line in enumerate(lines, start=1):
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        if isinstance(content, dict):
+            found.append(content)
+        else:
+            bad.append(at)
+    if bad == [len(lines)]:
+        problems.append(f"the last line of {path.name} is cut off")
+    elif bad:
+        problems.append(f"{len(bad)} of {len(lines)} lines of {path.name} cannot be read, the first is line {bad[0]}")
+    return tuple(found)
+
+
+def _config(path: Path, problems: list[str]) -> Config:
+    text = _text(path, problems)
+    try:
+        content = tomllib.loads(text or "")
+    except (ValueError, RecursionError):
+        problems.append(f"{path.name} is not valid TOML")
+        return {}
+    return {name: section for name, section in content.items() if isinstance(section, dict)}

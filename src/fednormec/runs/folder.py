@@ -1,0 +1,190 @@
+"""The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
+model (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and
+what may be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed
+(guarantee.json, guarantee.png). `fednormec run` adds a page about it (report.html). While a run goes on there are
+checkpoints (checkpoint-N.safetensors), from which it can go on after a crash. A folder is made once and never written
+over."""
+
+import hashlib
+import json
+import shlex
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fednormec.config.schema import Section, dump
+from fednormec.errors import NotWritten, UserError
+from fednormec.files import PART, Lines, digest, read_json, replace_text, replaced, to_json
+from fednormec.privacy.ledger import Ledger
+from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.statement import Statement
+from fednormec.runs.environment import environment
+from fednormec.runs.records import is_record
+
+BEGUN = {"metrics.jsonl", "environment.json", f"environment.json{PART}", f"config.toml{PART}"}  # before its config
+
+
+class RunFolder:
+    """A folder that one run fills, and nobody else meanwhile. `records` are those of the rounds that need not be
+    computed again; of those that must, `differs` is the first that came out differently."""
+
+    def __init__(self, path: Path, metrics: Lines) -> None:
+        self.path, self._metrics = path, metrics
+        self._ledger: Ledger | None = None
+        self.records: list[dict[str, Any]] = []
+        self._before = deque[bytes]()
+        self._size, self._digest = 0, hashlib.sha256()  # of the records that stand
+        self.differs: int | None = None
+        self.config_digest = ""  # of the settings that this process goes by
+
+    @classmethod
+    def new(
+        cls, path: Path, config: Mapping[str, Section], planned: bool = False, data: str | None = None
+    ) -> "RunFolder":
+        folder = cls(path, _fresh(path))
+        try:
+            folder.note("environment", environment() | {"planned": planned, "not_private": {"data": data}})
+            replace_text(path / "config.toml", dump(config))  # last: from here on there is something to go on with
+            folder.config_digest = digest(path / "config.toml")
+        except BaseException:
+            folder._metrics.close()
+            raise
+        return folder
+
+    @classmethod
+    def again(cls, path: Path) -> "RunFolder":
+        """The folder of a run that did not come to its end, or did: see `finished`."""
+        if not (path / "config.toml").is_file() or not (path / "metrics.jsonl").is_file():
+            raise UserError(f"{path} holds no run to go on with.")
+        folder = cls(path, Lines(path / "metrics.jsonl", new=False))
+        folder.config_digest = digest(path / "config.toml")
+        return folder
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._metrics.close()
+        if self._ledger is not None:
+            self._ledger.close()
+
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a run that came to its end."""
+        found = read_json(self.path / "summary.json")
+        return found if {"method", "rounds", "metrics", "status"} <= set(found) else None
+
+    @property
+    def releases(self) -> int:
+        """How many rounds are paid for."""
+        return 0 if self._ledger is None else self._ledger.releases
+
+    def readable(self) -> list[dict[str, Any]]:
+        """The records that are there, as far as they are whole and in order."""
+        return self._read()[0]
+
+    def digest_of(self, rounds: int) -> str | None:
+        """That of the first so many records; None where there are fewer that can be read."""
+        records, lines = self._read()
+        return None if rounds > len(records) else hashlib.sha256(b"".join(lines[:rounds])).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """That of all records up to now."""
+        return self._digest.hexdigest()
+
+    def go_on_after(self, round: int) -> None:
+        """Keeps the records up to this round. Those of later ones stay as long as they come out the same again."""
+        records, lines = self._read()
+        self.records, self._before = records[:round], deque(lines[round:])
+        self._metrics.cut(sum(map(len, lines)))
+        self._size, self._digest = sum(map(len, lines[:round])), hashlib.sha256(b"".join(lines[:round]))
+
+    def pay(self, number: int, plan: Plan) -> None:
+        """The ledger's line for a round about to be released; on the disk when this returns."""
+        self.open_ledger(plan).add(number)
+
+    def open_ledger(self, plan: Plan) -> Ledger:
+        if self._ledger is None:
+            self._ledger = Ledger(self.path / "ledger.jsonl", plan, self.config_digest)
+        return self._ledger
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One round's record, readable at once."""
+        line = f"{to_json(record)}\n".encode()
+        before = self._before.popleft() if self._before else None
+        if before != line:
+            if before is not None:
+                self._before.clear()
+                self._metrics.cut(self._size)
+                self.differs = record["round"]
+            self._metrics.extend(line)
+        self._size += len(line)
+        self._digest.update(line)
+
+    def sync(self) -> None:
+        """All records are on the disk."""
+        self._metrics.sync()
+
+    def note(self, name: str, content: Mapping[str, Any]) -> None:
+        """One more file, name.json."""
+        replace_text(self.path / f"{name}.json", to_json(content, indent=2) + "\n")
+
+    def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
+        """The model and the summary: a folder that has both holds a run that came to its end."""
+        self._metrics.cut(self._size)  # of rounds that were not gone through again no record stays
+        self.sync()
+        if statement is not None:
+            replace_text(self.path / "privacy.txt", statement.text + "\n")
+            self.note("privacy", statement.facts)
+        with replaced(self.path / "model.safetensors") as file:
+            file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
+        self.note("summary", summary)
+
+    def _read(self) -> tuple[list[dict[str, Any]], list[bytes]]:
+        """Records and their lines, as far as they are whole and in order."""
+        records: list[dict[str, Any]] = []
+        lines: list[bytes] = []
+        for line in self._metrics.read()[:-1]:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                break
+            if not is_record(record, len(records) + 1):
+                break
+            records.append(record)
+            lines.append(line + b"\n")
+        return records, lines
+
+
+def default_path(name: str, under: Path = Path("runs")) -> Path:
+    """runs/NAME-1, or the next number that is free."""
+    number = 1
+    while (under / f"{name}-{number}").exists():
+        number += 1
+    return under / f"{name}-{number}"
+
+
+def _fresh(path: Path) -> Lines:
+    """A folder that is there and holds nothing but the open metrics."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        held = sorted(entry.name for entry in path.iterdir())
+        begun = "metrics.jsonl" in held and set(held) <= BEGUN
+        if begun and not (path / "metrics.jsonl").stat().st_size:
+            return Lines(path / "metrics.jsonl", new=False)  # killed before it knew what it is for
+        if held:
+            what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
+            to_do = "choose another with --out"
+            if "config.toml" in held and "summary.json" not in held:
+                to_do += f", or go on with it: fednormec run --resume {shlex.quote(str(path))}"
+            raise UserError(f"the output folder {path} {what}: nothing was changed; {to_do}.")
+        return Lines(path / "metrics.jsonl", new=True)
+    except (OSError, NotWritten) as error:
+        why = getattr(error.__cause__ or error, "strerror", None) or error
+        raise UserError(f"the output folder {path} cannot be made: {why}.") from error

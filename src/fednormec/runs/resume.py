@@ -1,0 +1,96 @@
+"""Going on with a run: what must be as it was, what is computed again, and what that costs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fednormec.config.assemble import Experiment
+from fednormec.errors import UserError
+from fednormec.privacy.ledger import spent_in
+from fednormec.runs.checkpoint import Checkpoint
+from fednormec.runs.environment import environment
+from fednormec.runs.start import data_digest
+
+ONE_COPY = (
+    "secure noise is drawn anew: go on with one copy of this folder only, since each copy counts what it releases "
+    "itself, and not what another does"
+)
+
+
+class Repeated(NamedTuple):
+    """How many releases count before the next round, and what to say about those that the checkpoint does not know."""
+
+    releases: int
+    notes: tuple[str, ...]
+
+
+def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None, records: int) -> Repeated:
+    """`records` is how many rounds are on record, each of them paid for before that. A round that is computed again
+    with seeded noise is the release that the ledger has paid for already; with secure noise it is one more. What was
+    paid for last may not have been released: the ledger can only say too much."""
+    known = 0 if checkpoint is None else checkpoint.facts.releases
+    spent = spent_in(folder)
+    paid = 0 if spent is None else spent.rounds
+    released = known if experiment.privacy is None else max(known, records)
+    if paid < released:
+        raise UserError(
+            f"ledger.jsonl has {paid} rounds, but {released} were released: it is damaged; nothing was changed."
+        )
+    secure = experiment.privacy is not None and experiment.privacy.randomness == "secure"
+    copies = (ONE_COPY,) if secure else ()
+    if experiment.privacy is None or paid == known:
+        return Repeated(known, copies)
+    rounds = (
+        f"the ledger has paid for {paid - known} more {'round' if paid == known + 1 else 'rounds'}, the last of which "
+    )
+    rounds += "may not have been released"
+    if not secure:
+        return Repeated(known, (f"{rounds}; they are computed again with the same noise, which releases nothing new",))
+    return Repeated(paid, (f"{rounds}; they are drawn again with new noise, so that both count", *copies))
+
+
+def require_same_config(folder: Path, config: str) -> None:
+    """`config` is the digest of config.toml as it is. Rounds that were paid for are computed again with the same noise:
+    with other settings, whoever saw both would learn more than ε says."""
+    spent = spent_in(folder)
+    if spent is not None and spent.config is None:
+        raise UserError("ledger.jsonl does not say by which settings it was begun, so that nothing can be added to it: "
+                        "start a new run.")  # fmt: skip
+    if spent is not None and spent.config != config:
+        raise UserError(
+            "config.toml was changed since ledger.jsonl was begun: put the old one back, or start a new run."
+        )
+
+
+def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
+    """`begun` is the environment that the run wrote down when it began."""
+    known = begun.get("not_private")
+    if isinstance(known, dict) and "data" in known and known["data"] != data_digest(experiment):
+        raise UserError(f"the data in {experiment.config['data']['source']} are not those that the run began with: put "
+                        "them back, or start a new run.")  # fmt: skip
+
+
+def changes(begun: dict[str, Any]) -> Iterator[str]:
+    """What the last digits of a result may depend on, where it is not what it was."""
+    now, before = environment(), begun.get("versions")
+    pairs = [(key, begun.get(key), now[key]) for key in ("python", "platform", "commit", "kernels")]
+    if isinstance(before, dict):
+        pairs += [(name, before.get(name), new) for name, new in now["versions"].items()]
+    found = [f"{name} is {new}, not {old}" for name, old, new in pairs if old not in (None, new)]
+    if found:
+        yield f"since the run began {', '.join(found)}: the last digits may be others than without an interruption"
+
+
+def with_resumption(begun: dict[str, Any], done: int) -> dict[str, Any]:
+    """The environment, with that of one more process that went on after `done` rounds."""
+    earlier = begun.get("resumed")
+    return begun | {"resumed": [*(earlier if isinstance(earlier, list) else []), environment() | {"after_round": done}]}
+
+
+def differs(round: int, experiment: Experiment) -> Iterator[str]:
+    """What to say of a round that was computed again and came out differently, where it should not have."""
+    said = f"round {round} came out differently from before the interruption"
+    if experiment.privacy is None:
+        yield said
+    elif experiment.privacy.randomness == "seeded":
+        yield f"{said}: with the same noise, whoever has seen both learns more than ε says"

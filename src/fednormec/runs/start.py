@@ -1,0 +1,93 @@
+"""From an experiment to its rounds: what a run takes from its settings, and what it chooses by rule."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fednormec.config.assemble import Experiment, evaluate_every
+from fednormec.core import kernels
+from fednormec.data.names import BUILT_IN
+from fednormec.engine.clients import Place
+from fednormec.engine.ray_cluster import Ray
+from fednormec.engine.round import Resumed, Round
+from fednormec.engine.simulation import simulate
+from fednormec.engine.threads import Threads
+from fednormec.errors import UserError, at_least_one
+from fednormec.files import digest
+from fednormec.privacy.mechanism import Plan
+from fednormec.problems.neural import NeuralProblem
+
+
+def start(
+    experiment: Experiment, place: Place, before_release: Callable[[int, Plan], None], resume: Resumed | None = None
+) -> Iterator[Round]:
+    """The rounds of an experiment; what does not fit together is said here, before the first."""
+    run = experiment.run
+    return simulate(
+        experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
+        seed=run.seed, evaluate_every=evaluate_every(experiment), on=place, before_release=before_release,
+        resume=resume,
+    )  # fmt: skip
+
+
+def place_of(experiment: Experiment, on: Place | None = None, folder: Path = Path()) -> Place:
+    """Where the clients of an experiment compute: `on` with the workers that the run asks for, by default on threads.
+    `folder` is where memories lie that are to lie in a file; it need not be there before the first round."""
+    run, pool = experiment.run, threads_of(experiment)
+    pool.pool(experiment.problem)  # says so if there can be no such workers
+    if on is None:
+        return pool._replace(memories_in=folder) if run.memories == "file" else pool
+    if not isinstance(on, Ray):
+        return on
+    if run.memories == "file":
+        raise UserError("with Ray the memories lie in the workers' own memory: leave run.memories = 'file' out, or "
+                        "compute in this process.")  # fmt: skip
+    return on if run.workers is None else on._replace(workers=run.workers)
+
+
+def threads_of(experiment: Experiment) -> Threads:
+    """The threads that a run asks for."""
+    return Threads(experiment.run.workers, experiment.run.chunk_size)
+
+
+def data_digest(experiment: Experiment) -> str | None:
+    """That of the user's own file or folder, which may change between two runs; None for any other source."""
+    source = str(experiment.config.get("data", {}).get("source", BUILT_IN[0]))
+    return None if source in BUILT_IN else digest(Path(source))
+
+
+def checkpoint_rounds(experiment: Experiment) -> int | None:
+    """As asked; else, with secure noise, after every round: one that must be drawn again is one more release."""
+    run, privacy = experiment.run, experiment.privacy
+    if run.checkpoint_rounds is None and privacy is not None and privacy.randomness == "secure":
+        return 1
+    return run.checkpoint_rounds
+
+
+def with_workers(experiment: Experiment, workers: int | None) -> Experiment:
+    """With another number of workers than its config asks for, which changes no bit."""
+    if workers is None:
+        return experiment
+    return experiment._replace(run=replace(experiment.run, workers=at_least_one("--workers", workers)))
+
+
+def choices(experiment: Experiment, on: Place | None = None) -> dict[str, Any]:
+    """What a run chooses by rule where its config leaves it open; none of it changes more than rounding. How many
+    workers Ray's cluster gives by itself is its own affair: None."""
+    problem, algorithm, run = experiment.problem, experiment.algorithm, experiment.run
+    pool = threads_of(experiment).pool(problem)
+    numbers = problem.num_clients * algorithm.memory_slots * problem.dim
+    return {
+        "gradients": problem.way if isinstance(problem, NeuralProblem) else "formula",
+        "kernels": kernels.library() is not None,
+        "tile": problem.tile,
+        "engine": "threads" if on is None else "ray" if isinstance(on, Ray) else "elsewhere",
+        "workers": pool.workers if on is None else run.workers,
+        "chunk_size": pool.chunk_size,
+        "memories": run.memories,
+        "memories_bytes": numbers * (4 if run.dtype == "float32" else 8),
+        "evaluate_every": evaluate_every(experiment),
+        "checkpoint_rounds": checkpoint_rounds(experiment),
+        "checkpoint_seconds": run.checkpoint_seconds,
+    }

@@ -1,0 +1,94 @@
+"""How a run ended: as data, for a person, and as a page."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from fednormec.config.assemble import Experiment
+from fednormec.errors import visible
+from fednormec.privacy.statement import Statement
+from fednormec.runs.profile import table
+
+FIGURES = {"test_accuracy": ".1%", "test_loss": ".4f", "train_loss": ".4f", "gradient_norm": ".3e"}
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """The summary for a person."""
+    lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
+             f"{summary['parameters']:,} parameters"]  # fmt: skip
+    for name, form in FIGURES.items():
+        if name in summary["metrics"]:
+            curve = f"  {summary['curve']}" if name == "test_accuracy" else ""
+            shown = _figure(summary["metrics"][name], form)
+            lines.append(f"{name.replace('_', ' '):<15}{shown}{curve}{_looks(name, summary)}")
+    guarantee = summary.get("guarantee", {})
+    if guarantee:
+        lines.append(f"guaranteed     {_guaranteed(guarantee)}")
+    if summary["left_out"]:
+        lines.append(f"left out       {summary['left_out']} updates that were not finite{_looks('left_out', summary)}")
+    if summary["status"] == "budget_spent":
+        lines.append(f"stopped        {summary['message']}")
+    claim, *grounds = (summary["statement"] or summary["privacy"]).split("\n")
+    lines += [f"privacy        {claim}", *(line if line[:2] == "  " else f"  {line}" for line in grounds)]
+    lines.append(f"run folder     {summary['out']}")
+    if "report" in summary:
+        lines.append(f"report         {summary['report']}")
+    if "profile" in summary:
+        lines += ["", *table(summary["profile"]).split("\n")]
+    return "\n".join(map(visible, lines))
+
+
+def _guaranteed(guarantee: dict[str, Any]) -> str:
+    if not guarantee["covered"]:
+        return f"nothing: {guarantee['why_not']}"
+    empty = ": vacuous" if guarantee["vacuous"] else ""
+    bound, exact, measured = (_figure(guarantee[key], ".4g") for key in ("bound", "bound_round_by_round", "measured"))
+    return (
+        f"min E‖∇f‖ ≤ {bound}{empty}, round by round {exact}; "
+        f"least of {guarantee['models_measured']} models measured {measured}  (not private)"
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    """A figure of a run, or of a summary that was read back, where null is one that was not finite."""
+    return format(value, form) if value is not None and math.isfinite(value) else "not finite"
+
+
+def _looks(name: str, summary: dict[str, Any]) -> str:
+    return "  (a look at the clients' data: not private)" if name in summary["not_private"] else ""
+
+
+def summarize(
+    experiment: Experiment,
+    rounds: int,
+    metrics: dict[str, float],
+    out: Path,
+    ended: str | None,
+    statement: Statement | None,
+) -> dict[str, Any]:
+    status = "done" if ended is None else "diverged"
+    if statement is not None and ended is None and rounds < experiment.run.rounds:
+        status = "budget_spent"
+        ended = (
+            f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed the budget of "
+            f"ε = {statement.facts['budget']:g}"
+        )
+    summary: dict[str, Any] = {
+        "method": experiment.algorithm.name,
+        "rounds": rounds,
+        "metrics": metrics,
+        "out": str(out),
+        "status": status,
+        "message": ended,
+        "local": experiment.algorithm.local.name,
+        "bound": experiment.algorithm.bound.name,
+        "participation": experiment.participation.name,
+        "idle": experiment.algorithm.rule(experiment.participation).idle,
+        "clients": experiment.problem.num_clients,
+        "parameters": experiment.problem.dim,
+        "privacy": "none: no noise was added, the clients' data are not protected",
+    }
+    if statement is not None:
+        shown_facts = ("private", "epsilon", "delta", "accountant", "noise_std", "trust", "adjacency")
+        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in shown_facts}}
+    return summary

@@ -1,0 +1,400 @@
+"""The experiments of the Fed-α-NormEC paper: its four figures drawn anew, its five claims checked one by one.
+
+The noise is the paper's, read as the norm of the whole vector: the only reading that trains, and NOT PRIVATE.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fednormec.config.assemble import assemble
+from fednormec.config.schema import Config, changed
+from fednormec.errors import UserError, at_least_one, known
+from fednormec.files import to_json
+from fednormec.privacy.labels import NOT_PRIVATE, up
+from fednormec.privacy.mechanism import MOST
+from fednormec.results.groups import Group
+from fednormec.results.reading import Run, read_run
+from fednormec.runs.progress import News
+from fednormec.sweeps.pool import Cell, Outcome, run_all, with_own_noise
+
+WORK = {
+    "gradient": "one gradient over all local data, a step of length γ",
+    "pass": "one pass over the local data in batches of {batch}, steps of length γ in all",
+    "steps": "{steps} steps on {batch} examples, each of length γ",
+    "minibatch": "one gradient on {batch} examples, a step of length γ",
+}
+GAMMAS = BETAS = (0.001, 0.01, 0.1)
+CLIENTS, ALPHA, BATCH = 20, 0.01, 32
+ACCURACY = "test_accuracy"
+REACHED = 65 / 70  # the paper's target in figure 2, as a share of what full participation reaches
+COMPENSATED, PLAIN = "Fed-α-NormEC", "FedAvg"
+
+PAPER: Config = {
+    "data": {
+        "source": "cifar10", "pool": True, "test_fraction": 0.1, "partition": "iid", "clients": CLIENTS,
+    },
+    "model": {"name": "resnet20", "norm": "batch"},
+    "privacy": {
+        "epsilon": 8.0, "delta": 1e-5, "trust": "local", "calibration": "paper", "noise_scale": "total_norm",
+    },
+    "run": {"rounds": 300},
+}  # fmt: skip
+SMALL = {
+    "data.examples": 2000,
+    "data.test_examples": 2000,
+    "model.name": "small_cnn",
+    "model.channels": [8, 16],
+    "model.norm": "none",
+    "model.halving": "stride",
+}
+
+
+class Point(NamedTuple):
+    """What sets the runs of the figures apart, but for their seeds."""
+
+    method: str
+    p: float
+    beta: float
+    gamma: float
+
+
+class Scale(NamedTuple):
+    """How large: the config that all runs share, and the seeds."""
+
+    name: str
+    config: Config
+    seeds: tuple[int, ...]
+    local_work: str
+    local_steps: int
+
+    @property
+    def work(self) -> str:
+        """The local work in words."""
+        return WORK[self.local_work].format(steps=self.local_steps, batch=BATCH)
+
+
+class Part(NamedTuple):
+    """One inequality of a claim: by how much it holds with each seed, in points of accuracy or as a ratio less 1."""
+
+    text: str
+    margins: tuple[float, ...]
+    unit: str = "points"
+
+    @property
+    def verdict(self) -> str:
+        if all(margin > 0 for margin in self.margins):
+            return "holds"
+        return "holds on average" if float(np.mean(self.margins)) > 0 else "does not hold"
+
+
+class Claim(NamedTuple):
+    """A claim of the paper, with what was found."""
+
+    name: str
+    text: str
+    parts: tuple[Part, ...]
+
+    @property
+    def verdict(self) -> str:
+        """That of all its parts, or how many have which."""
+        found = [part.verdict for part in self.parts]
+        kinds = [kind for kind in ("holds", "holds on average", "does not hold") if kind in found]
+        if len(kinds) == 1:
+            return kinds[0]
+        return ", ".join(f"{kind} in {found.count(kind)}" for kind in kinds) + f" of {len(found)} parts"
+
+
+def _grid(method: str, ps: Iterable[float], betas: Iterable[float] = BETAS) -> list[Point]:
+    return [Point(method, p, beta, gamma) for p, beta, gamma in itertools.product(ps, betas, GAMMAS)]
+
+
+FIGURES: dict[str, list[Point]] = {
+    "figure1": _grid(COMPENSATED, (1.0, 0.25)),
+    "figure2": _grid(COMPENSATED, (1.0, 0.5, 0.25), betas=(0.01,)),
+    "figure3": _grid(COMPENSATED, (1.0,)) + _grid(PLAIN, (1.0,)),
+    "figure4": _grid(PLAIN, (1.0,)),
+}
+
+
+def scale(
+    small: bool,
+    seeds: Sequence[int] | None = None,
+    local_work: str | None = None,
+    local_steps: int = 8,
+    rounds: int | None = None,
+    device: str = "cpu",
+) -> Scale:
+    """The paper's own scale (ResNet20, all of CIFAR-10, seed 42), or one for two cores: the same figures within an hour
+    from a small convolutional net on 2,000 images, with three seeds."""
+    chosen = tuple(seeds or ((42, 43, 44) if small else (42,)))
+    work = local_work or ("gradient" if small else "pass")
+    known("local work", work, WORK)
+    rounds = 300 if rounds is None else at_least_one("rounds", rounds)
+    if rounds > MOST:
+        raise UserError(f"accounting goes up to {MOST:,} rounds, not {rounds:,}.")
+    config = changed(PAPER, {**(SMALL if small else {}), "run.device": device, "run.rounds": rounds})
+    return Scale("small" if small else "full", config, chosen, work, at_least_one("local steps", local_steps))
+
+
+class Reproduction:
+    """The runs of some figures, asked for by point."""
+
+    def __init__(self, scale: Scale, outcomes: Sequence[Outcome]) -> None:
+        self.scale = scale
+        self.runs: dict[Point, dict[int, Run]] = {}
+        for outcome in outcomes:
+            if outcome.summary is None:
+                raise UserError(f"{outcome.cell.name} failed: {outcome.error}; the same command tries it again.")
+            *point, seed = outcome.cell.settings.values()
+            self.runs.setdefault(Point(*point), {})[seed] = read_run(outcome.path)
+
+    def final(self, point: Point, seed: int) -> float:
+        """The last accuracy; a model that diverged counts as none."""
+        run = self.runs[point][seed]
+        return 0.0 if run.status == "diverged" else run.final(ACCURACY) or 0.0
+
+    def highest(self, point: Point, seed: int) -> float:
+        return self.runs[point][seed].best(ACCURACY) or 0.0
+
+    def mean(self, point: Point, of: Callable[[Point, int], float] | None = None) -> float:
+        return float(np.mean([(of or self.final)(point, seed) for seed in self.scale.seeds]))
+
+    def tuned(self, method: str, p: float, beta: float) -> Point:
+        """With the γ whose last accuracy is best, over all seeds."""
+        return max((Point(method, p, beta, gamma) for gamma in GAMMAS), key=self.mean)
+
+    def group(self, point: Point) -> Group:
+        return Group(tuple(self.runs[point].values()), "")
+
+    def transmissions(self, point: Point, seed: int, target: float) -> float:
+        """k·p·M at the first round that was evaluated with at least this accuracy; inf if none was."""
+        reached = (k for k, value in self.runs[point][seed].values(ACCURACY) if value >= target)
+        return next(reached, math.inf) * point.p * CLIENTS
+
+    def target(self) -> float:
+        """In figure 2: as far below what full participation reaches as the paper's 65 % are below its 70 %."""
+        return REACHED * self.mean(self.tuned(COMPENSATED, 1.0, 0.01))
+
+    def true_epsilons(self, points: Iterable[Point] | None = None) -> tuple[float, float]:
+        """The least and the largest of these points' runs, or of all."""
+        chosen = self.runs if points is None else points
+        found = [run.epsilon or math.inf for point in chosen for run in self.runs[point].values()]
+        return min(found), max(found)
+
+
+def cells(figures: Iterable[str], scale: Scale) -> list[Cell]:
+    """The runs that these figures need, each once."""
+    points = dict.fromkeys(point for figure in figures for point in FIGURES[figure])
+    return [_cell(point, seed, scale) for point in points for seed in scale.seeds]
+
+
+def reproduce(
+    figures: Sequence[str], scale: Scale, folder: Path, workers: int, tell: Callable[[News[Outcome]], None]
+) -> "Findings":
+    """Runs what is missing, draws the figures and checks the claims they carry: all in the folder."""
+    from fednormec.sweeps.paper_figures import draw
+
+    asked = cells(figures, scale)
+    assemble(asked[0].config)  # says what is missing once, not for every run
+    done = Reproduction(scale, run_all(asked, folder, workers, tell))
+    for figure in figures:
+        draw(figure, done, folder)
+    claims = [check(done) for check, figure in CLAIMS.items() if figure in figures]
+    (folder / "claims.md").write_text(markdown(claims, done), encoding="utf-8")
+    found = Findings(claims, done.true_epsilons())
+    (folder / "claims.json").write_text(to_json(found.facts(), indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+class Findings(NamedTuple):
+    """What was found of each claim, and what the noise was worth."""
+
+    claims: list[Claim]
+    true_epsilons: tuple[float, float]
+
+    @property
+    def warning(self) -> str:
+        low, high = map(up, self.true_epsilons)
+        return (
+            f"{NOT_PRIVATE}: the noise has the paper's size as a whole vector; its true ε is {low}"
+            + (f" to {high}" if high != low else "")
+            + " at δ = 1e-05."
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """As data."""
+        claims = [
+            {
+                "name": claim.name,
+                "text": claim.text,
+                "verdict": claim.verdict,
+                "parts": [{**part._asdict(), "verdict": part.verdict} for part in claim.parts],
+            }
+            for claim in self.claims
+        ]
+        return {"label": NOT_PRIVATE, "true_epsilon": list(self.true_epsilons), "claims": claims}
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [self.warning]
+        for claim in self.claims:
+            lines += [f"{claim.name}  {claim.verdict}: {claim.text}"]
+            lines += [f"      {part.verdict:<17} {_margins(part):<34} {part.text}" for part in claim.parts]
+        return "\n".join(lines)
+
+
+def markdown(claims: Sequence[Claim], done: Reproduction) -> str:
+    """Claims and tables, for a document."""
+    seeds = ", ".join(map(str, done.scale.seeds))
+    lines = [
+        Findings([], done.true_epsilons()).warning,
+        f"Scale: {done.scale.name}; local work: {done.scale.work}; seeds {seeds}.",
+        _table(["claim", "part", "verdict", "by how much (mean; each seed)"],
+               [[claim.name, part.text, part.verdict, _margins(part)] for claim in claims for part in claim.parts]),
+    ]  # fmt: skip
+    tuned = dict.fromkeys((point.method, point.p, point.beta) for point in done.runs)
+    whole = [key for key in tuned if all(Point(*key, gamma) in done.runs for gamma in GAMMAS)]
+    rows = []
+    for key in whole:
+        best = done.tuned(*key)
+        spread = [done.final(best, seed) for seed in done.scale.seeds]
+        others = [f"{done.mean(Point(*key, gamma)):.1%}" for gamma in GAMMAS]
+        rows.append([key[0], f"{key[1]:g}", f"{key[2]:g}", f"{best.gamma:g}", f"{np.mean(spread):.1%}",
+                     f"{min(spread):.1%} to {max(spread):.1%}", *others])  # fmt: skip
+    head = ["method", "p", "β", "best γ", "last accuracy", "over seeds", *(f"γ = {gamma:g}" for gamma in GAMMAS)]
+    return "\n\n".join([*lines, _table(head, rows)]) + "\n"
+
+
+# the claims, each with the figure that carries it
+
+
+def _c1(done: Reproduction) -> Claim:
+    parts = []
+    for p in (1.0, 0.25):
+        best, slow, loud = (done.tuned(COMPENSATED, p, beta) for beta in (0.01, 0.001, 0.1))
+        parts += [
+            _above(done, best, slow, f"p = {p:g}: β = 0.01 above β = 0.001"),
+            _above(done, best, loud, f"p = {p:g}: β = 0.01 above β = 0.1"),
+            _above(done, slow, loud, f"p = {p:g}: β = 0.1 is the worst, below β = 0.001"),
+        ]
+    return Claim("C1", "with noise β = 0.01 is best for p = 1 and p = 0.25, β = 0.1 worst", tuple(parts))
+
+
+def _c2(done: Reproduction) -> Claim:
+    parts = [
+        _above(done, done.tuned(COMPENSATED, 1.0, beta), done.tuned(COMPENSATED, 0.25, beta), f"β = {beta:g}")
+        for beta in BETAS
+    ]
+    return Claim("C2", "at equal β, p = 1 beats p = 0.25 per round", tuple(parts))
+
+
+def _c3(done: Reproduction) -> Claim:
+    whole, target = done.tuned(COMPENSATED, 1.0, 0.01), done.target()
+    parts = []
+    for p in (0.5, 0.25):
+        few = done.tuned(COMPENSATED, p, 0.01)
+        ratios = [_ratio(done.transmissions(whole, s, target), done.transmissions(few, s, target)) - 1
+                  for s in done.scale.seeds]  # fmt: skip
+        label = f"{target:.1%} accuracy after fewer transmissions with p = {p:g} than with p = 1 (β = 0.01)"
+        parts.append(Part(label, tuple(ratios), "ratio"))
+    return Claim(
+        "C3", "per transmission from client to server small p wins (the paper: 3.75 times fewer)", tuple(parts)
+    )
+
+
+def _c4(done: Reproduction) -> Claim:
+    parts = [
+        _above(done, done.tuned(COMPENSATED, 1.0, beta), done.tuned(PLAIN, 1.0, beta), f"β = {beta:g}")
+        for beta in BETAS
+    ]
+    return Claim("C4", "error compensation beats none (FedAvg with Norm_α, p = 1) at every β", tuple(parts))
+
+
+def _c5(done: Reproduction) -> Claim:
+    points = _grid(PLAIN, (1.0,))
+
+    def best(seed: int, betas: Iterable[float]) -> float:
+        return max(done.highest(point, seed) for point in points if point.beta in betas)
+
+    def along(seed: int, product: float) -> float:
+        near = [done.highest(p, seed) for p in points if math.isclose(p.beta * p.gamma, product, rel_tol=1e-6)]
+        return float(np.mean(near))
+
+    seeds = done.scale.seeds
+    others = [(b, g) for b, g in itertools.product(BETAS, GAMMAS) if not math.isclose(b * g, 1e-3, rel_tol=1e-6)]
+    products = sorted({float(f"{b * g:.3g}") for b, g in others})
+    parts = (
+        Part("best at β = 0.1", tuple(best(s, (0.1,)) - best(s, (0.01, 0.001)) for s in seeds)),
+        Part("the diagonal βγ = 0.001 above every other", tuple(
+            along(s, 1e-3) - max(along(s, product) for product in products) for s in seeds)),
+    )  # fmt: skip
+    return Claim("C5", "FedAvg's highest accuracy: best at β = 0.1, good along βγ = 0.001", parts)
+
+
+CLAIMS: Mapping[Callable[[Reproduction], Claim], str] = {
+    _c1: "figure1",
+    _c2: "figure1",
+    _c3: "figure2",
+    _c4: "figure3",
+    _c5: "figure4",
+}
+
+
+def _above(done: Reproduction, better: Point, worse: Point, label: str) -> Part:
+    return Part(label, tuple(done.final(better, seed) - done.final(worse, seed) for seed in done.scale.seeds))
+
+
+def _ratio(many: float, few: float) -> float:
+    """How many times fewer: 0 if the target was not reached with few, the most that can be said if not with many."""
+    return 0.0 if math.isinf(few) else many / few
+
+
+def _margins(part: Part) -> str:
+    mean, *each = (_amount(margin, part.unit) for margin in (float(np.mean(part.margins)), *part.margins))
+    return mean if len(each) == 1 else f"{mean}; {', '.join(each)}"
+
+
+def _amount(margin: float, unit: str) -> str:
+    if unit == "ratio":
+        return "not reached" if margin <= -1 else "only with fewer" if math.isinf(margin) else f"{margin + 1:.2f} x"
+    return f"{100 * margin:+.1f}"
+
+
+# the runs
+
+
+def _cell(point: Point, seed: int, scale: Scale) -> Cell:
+    local, k = _local(point.gamma, scale)
+    steps = {"server_step": point.gamma * k, "alpha": ALPHA / k, "beta": point.beta / k}
+    if point.method == COMPENSATED:
+        method: dict[str, Any] = {"name": "fed_normec", "server_normalization": False, **steps}
+    else:
+        method = {"name": "dp_fed_avg_normalized", "bounded": "update", **steps}
+    who = {"name": "full"} if point.p == 1 else {"name": "poisson", "p": point.p, "idle": "advance"}
+    run = {**scale.config["run"], "seed": seed, "evaluate_every": max(1, scale.config["run"]["rounds"] // 30)}
+    config: Config = {**scale.config, "local": local, "method": method, "participation": who, "run": run}
+    short = "normec" if point.method == COMPENSATED else "fedavg"
+    name = f"{short}_p={point.p:g}_beta={point.beta:g}_gamma={point.gamma:g}_seed={seed}"
+    return with_own_noise(Cell(name, {**point._asdict(), "seed": seed}, config), mark=name)
+
+
+def _local(gamma: float, scale: Scale) -> tuple[dict[str, Any], int]:
+    """The local operator, and by how much P_i is larger in the paper's letters than here, where γ is the length of all
+    local steps together: 1 unless each of them is γ long."""
+    k = scale.local_steps
+    readings: dict[str, tuple[dict[str, Any], int]] = {
+        "gradient": ({"name": "gd", "step": gamma}, 1),
+        "pass": ({"name": "ig", "step": gamma, "batch_size": BATCH}, 1),
+        "minibatch": ({"name": "sgd", "step": gamma, "steps": 1, "batch_size": BATCH}, 1),
+        "steps": ({"name": "sgd", "step": gamma * k, "steps": k, "batch_size": BATCH}, k),
+    }
+    return readings[scale.local_work]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])

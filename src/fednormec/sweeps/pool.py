@@ -1,0 +1,308 @@
+"""Many runs side by side: worker processes that take one cell after another, each cell in a run folder of its own.
+
+A cell that was done is not done again, so that the same command goes on where it was stopped. A cell that fails, or
+takes its process with it, is noted and the others go on; the next command tries it again. No worker outlives the
+command.
+"""
+
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+from fednormec.config.schema import Config, changed, dump
+from fednormec.errors import Stopped, UserError
+from fednormec.runs.interrupts import asked_to_stop
+from fednormec.runs.progress import News
+
+CELLS = "cells"
+INTERRUPTED = "interrupted"
+
+
+class Cell(NamedTuple):
+    """One run of many: the folder's name, what sets it apart from the others, and its whole config."""
+
+    name: str
+    settings: dict[str, Any]
+    config: Config
+
+
+class Outcome(NamedTuple):
+    """How a cell ended: its summary, or why there is none."""
+
+    cell: Cell
+    path: Path
+    summary: dict[str, Any] | None
+    error: str | None
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.summary is None else str(self.summary.get("status"))
+
+
+def with_own_noise(cell: Cell, mark: str | None = None) -> Cell:
+    """The cell, where it has noise, with a stream that follows from all its settings: no other cell, of this grid or
+    another, then shares its noise, with which the difference of two would show what it hides. With a mark the stream
+    follows from that alone."""
+    if "privacy" not in cell.config:
+        return cell
+    if mark is None:
+        mark = dump({name: dict(sorted(section.items())) for name, section in sorted(cell.config.items())})
+    stream = int.from_bytes(hashlib.blake2b(mark.encode(), digest_size=6).digest(), "little") + 1
+    return cell._replace(config=changed(cell.config, {"privacy.stream": stream}))
+
+
+def run_all(
+    cells: Sequence[Cell], folder: Path, workers: int, tell: Callable[[News[Outcome]], None] = lambda news: None
+) -> list[Outcome]:
+    """Runs what is not done yet and returns how every cell ended, in the order given."""
+    require_names(cells)
+    with _locked(folder):
+        ended = {cell.name: _earlier(cell, folder) for cell in cells}
+        waiting = [cell for cell in cells if ended[cell.name] is None]
+        board = _Board(cells, ended, tell)
+        for cell in waiting:
+            _make_room(cell, folder)
+        with asked_to_stop() as stop:  # an exception at any moment could get lost in a callback
+            _work_off(waiting, folder, min(workers, max(1, len(waiting))), board, stop)
+            if stop() and None in ended.values():
+                raise Stopped(f"stopped with {board.cells_ended} of {len(cells)} cells done; the same command goes on "
+                              "with the others.")  # fmt: skip
+        outcomes = [ended[cell.name] for cell in cells]
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def require_names(cells: Sequence[Cell]) -> None:
+    """Every cell has a folder of its own."""
+    names = [cell.name for cell in cells]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two cells are called '{twice}': every cell must differ from the others.")
+
+
+def interrupted(folder: Path) -> list[Path]:
+    """The folders of cells that failed or were stopped before their end, and run again since."""
+    return sorted(path for path in (folder / INTERRUPTED).glob("*") if path.is_dir())
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folders of all that ever ran here: cells that an earlier grid had, failed and interrupted ones included."""
+    return [*sorted(path for path in (folder / CELLS).glob("*") if path.is_dir()), *interrupted(folder)]
+
+
+class _Board:
+    """Who has come how far."""
+
+    def __init__(
+        self, cells: Sequence[Cell], ended: dict[str, Outcome | None], tell: Callable[[News[Outcome]], None]
+    ) -> None:
+        self._ended, self._tell = ended, tell
+        self._planned = {cell.name: int(cell.config.get("run", {}).get("rounds", 100)) for cell in cells}
+        self._done = {name: self._planned[name] for name, outcome in ended.items() if outcome is not None}
+        self._say(None)
+
+    def round(self, name: str, number: int) -> None:
+        self._done[name] = number
+        self._say(None)
+
+    def end(self, outcome: Outcome) -> None:
+        self._ended[outcome.cell.name] = outcome
+        self._done[outcome.cell.name] = self._planned[outcome.cell.name]
+        self._say(outcome)
+
+    @property
+    def cells_ended(self) -> int:
+        return sum(ended is not None for ended in self._ended.values())
+
+    def _say(self, outcome: Outcome | None) -> None:
+        self._tell(News(sum(self._done.values()), sum(self._planned.values()), outcome, self.cells_ended))
+
+
+class _Worker:
+    """A process, and the cell that it has in hand."""
+
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked torch may wait for threads that it left behind
+        self.line, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        with _ctrl_c_blocked():
+            self.process.start()
+        theirs.close()
+        self.cell: Cell | None = None
+
+    def give(self, cell: Cell, path: Path) -> None:
+        self.cell = cell
+        with suppress(OSError):  # it died with nothing in hand, which is heard as the end of its line
+            self.line.send((cell.config, cell.name, path))
+
+    def stop(self) -> None:
+        self.line.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _work_off(cells: list[Cell], folder: Path, workers: int, board: _Board, stop: Callable[[], bool]) -> None:
+    todo, threads = list(reversed(cells)), max(1, (os.cpu_count() or 1) // workers)
+    crew: list[_Worker] = []
+    try:
+        while (todo or any(worker.cell for worker in crew)) and not stop():
+            while todo and len(crew) < workers:
+                crew.append(_Worker(threads))
+            for worker in crew:
+                if worker.cell is None and todo:
+                    worker.give(todo[-1], _path(folder, todo.pop()))
+            for line in wait([worker.line for worker in crew if worker.cell], timeout=0.2):
+                worker = next(worker for worker in crew if worker.line is line)
+                if not _hear(worker, folder, board):
+                    worker.stop()
+                    crew.remove(worker)
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+def _hear(worker: _Worker, folder: Path, board: _Board) -> bool:
+    """Takes one message of a worker; False if it will send no more."""
+    cell = worker.cell
+    assert cell is not None
+    path = _path(folder, cell)
+    try:
+        kind, content = worker.line.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        board.end(_failed(cell, path, f"its process ended with exit code {worker.process.exitcode}"))
+        return False
+    if kind == "round":
+        board.round(cell.name, content)
+        return True
+    worker.cell = None
+    board.end(_failed(cell, path, content) if kind == "error" else Outcome(cell, path, _summary(path), None))
+    return True
+
+
+def _failed(cell: Cell, path: Path, why: str) -> Outcome:
+    """The first line is for the table; of an exception the file has all."""
+    _beside(path, "error.txt").write_text(why + "\n", encoding="utf-8", errors="backslashreplace")
+    return Outcome(cell, path, None, why.partition("\n")[0])
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """A process that is started within never hears Ctrl-C; its parent does, a moment later."""
+    resource_tracker.ensure_running()  # multiprocessing's own helper, whose start would unblock it again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """Ends this process, whatever it is at, when the one that started it is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _serve(line: Connection, threads: int) -> None:
+    """A worker's life: cells in, rounds and ends out."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    from fednormec.runs.runner import perform
+
+    torch.set_num_threads(threads)
+    told = 0.0
+
+    def on_round(number: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > 0.2:
+            told = time.monotonic()
+            line.send(("round", number))
+
+    while True:
+        try:
+            config, name, path = line.recv()
+        except EOFError:
+            return
+        try:
+            perform(config, name, path, quiet=True, on_round=on_round)
+            line.send(("done", None))
+        except UserError as error:
+            line.send(("error", " ".join(str(error).split())))
+        except Exception as error:  # one cell's trouble is not the others'
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            line.send(("error", f"{said}\n\n{traceback.format_exc()}"))
+
+
+# files
+
+
+def _path(folder: Path, cell: Cell) -> Path:
+    return folder / CELLS / cell.name
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def _earlier(cell: Cell, folder: Path) -> Outcome | None:
+    """The cell's end, if an earlier command has seen it."""
+    path = _path(folder, cell)
+    asked, wanted = _beside(path, "toml"), dump(cell.config)
+    if path.exists() and asked.exists() and asked.read_text(encoding="utf-8") != wanted:
+        raise UserError(f"{folder} holds the cell '{cell.name}' with other settings ({asked}): choose another --out.")
+    summary = _summary(path)
+    return None if summary is None else Outcome(cell, path, summary, None)
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    """What `finish` wrote last of all; None if it did not come to that."""
+    try:
+        found = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("metrics"), dict) else None
+
+
+def _make_room(cell: Cell, folder: Path) -> None:
+    """Notes what is asked, and puts an attempt that was stopped aside: what it released stays released."""
+    from fednormec.runs.folder import default_path
+
+    path = _path(folder, cell)
+    if path.exists():
+        (folder / INTERRUPTED).mkdir(exist_ok=True)
+        path.rename(default_path(cell.name, folder / INTERRUPTED))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _beside(path, "toml").write_text(dump(cell.config), encoding="utf-8")
+    _beside(path, "error.txt").unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two commands on one folder would run every cell twice: the second is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be used: {error.strerror or error}.") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another command is at work in {folder}: wait for it, or choose another --out.") from None
+        yield
+    finally:
+        os.close(file)

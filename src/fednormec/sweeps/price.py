@@ -1,0 +1,111 @@
+"""What many runs on the same clients cost together, from their ledgers alone."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fednormec.config.schema import read
+from fednormec.errors import UserError
+from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
+from fednormec.privacy.labels import NOT_PRIVATE, up
+from fednormec.privacy.ledger import Spent, spent_in
+from fednormec.privacy.mechanism import TOTAL_NORM
+
+SAME_PROMISE = ("delta", "trust", "adjacency", "colluders")
+
+
+class Price(NamedTuple):
+    """What the private runs cost together, so many rounds in all. `epsilon` is None if there is no one number.
+
+    best_only is the ε if only the best of a random number of such runs were shown. `note` says what else to know.
+    """
+
+    runs: int
+    rounds: int
+    epsilon: float | None
+    delta: float | None
+    best_only: float | None
+    note: str
+
+
+class _Run(NamedTuple):
+    clients: str
+    seed: Any
+    privacy: dict[str, Any] | None
+    spent: Spent | None
+    released: bool
+
+
+def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | None:
+    """The price of the runs in these folders, as if all were on the same clients; None if none of them is private.
+
+    Every line of every ledger counts, also of runs that failed or were interrupted and then done again: with the same
+    seed and stream that repeats the same releases, so that counting both is safe and more than needed. The runs that
+    privacy.tuning_runs allows for are not counted again: what counts is what ran. `ranked_by` is the metric that the
+    runs are ranked by where that looks at the clients' data: the note then says so.
+    """
+    try:
+        runs = [_run(path) for path in paths if any((path / file).exists() for file in ("config.toml", "ledger.jsonl"))]
+    except UserError as error:
+        return Price(len(paths), 0, None, None, None, f"there is no ε of all runs: {error}".rstrip("."))
+    spent = [run.spent for run in runs if run.spent is not None]
+    if not spent:
+        return None
+    rounds, asked = sum(s.rounds for s in spent), [run.privacy for run in runs if run.privacy is not None]
+    trouble = _no_number(runs, asked)
+    if trouble:
+        return Price(len(spent), rounds, None, None, None, trouble)
+    delta, counts = asked[0]["delta"], Counter[Any]()
+    for s in spent:
+        counts[s.release] += s.rounds
+    epsilon, covered = epsilon_of_all(counts, delta), ranked_by is None
+    if math.isinf(epsilon):
+        return Price(len(spent), rounds, None, delta, None, f"{NOT_PRIVATE}: no finite ε of all runs at δ = {delta:g}")
+    notes = [] if covered else [f"it does not cover the ranking by {ranked_by}, which looks at the clients' data"]
+    if len({run.clients for run in runs}) > 1:
+        notes.append("as if the clients were the same in all of them; here the seed or [data] deals the data anew")
+    one_seed = len({run.seed for run in runs}) == 1  # of several the table shows means, not one run
+    best = _best_only(spent, delta) if covered and one_seed else None
+    return Price(len(spent), rounds, epsilon, delta, best, "; ".join(notes))
+
+
+def price_text(price: Price) -> str:
+    if price.epsilon is None:
+        return price.note
+    said = f"all {price.runs} private runs together, {price.rounds} rounds, cost ε ≤ {up(price.epsilon)}"
+    said += f" at δ = {price.delta:g}" + (f"; {price.note}" if price.note else "")
+    if price.best_only is not None:
+        said += (f"; showing only the best of a number of runs drawn at random, {price.runs} on average, would cost "
+                 f"ε ≤ {up(price.best_only)}")  # fmt: skip
+    return f"{said}. The ε of a row is that of its run alone"
+
+
+def _run(path: Path) -> _Run:
+    metrics = path / "metrics.jsonl"
+    released = metrics.exists() and metrics.stat().st_size > 0
+    config = read(path / "config.toml")
+    seed = config.get("run", {}).get("seed")
+    clients = repr((config.get("problem"), config.get("data"), seed))
+    return _Run(clients, seed, config.get("privacy"), spent_in(path), released)
+
+
+def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
+    """Why there is no one ε; empty if there is."""
+    bare = sum(run.privacy is None and run.released for run in runs)
+    if bare:
+        return f"{NOT_PRIVATE}: {bare} of these runs had no noise, which no ε of the others makes good"
+    if any(privacy.get("noise_scale") == TOTAL_NORM for privacy in asked):
+        return f"{NOT_PRIVATE}: noise in some of these runs protects nobody"
+    if len({tuple(privacy.get(key) for key in SAME_PROMISE) for privacy in asked}) > 1:
+        return "the cells differ in δ, trust, adjacency or colluders: there is no one ε of them all"
+    return ""
+
+
+def _best_only(spent: Sequence[Spent], delta: float) -> float | None:
+    """Where all runs are alike: the ε of a geometric number of them, as many on average, with only the best shown."""
+    if len(spent) < 2 or len({(s.release, s.rounds) for s in spent}) > 1:
+        return None
+    found = tuned_epsilon(spent[0].release, spent[0].rounds, delta, float(len(spent)), 1.0)
+    return found if math.isfinite(found) else None

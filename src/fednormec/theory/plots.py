@@ -1,0 +1,123 @@
+"""Pictures of guarantees: the least bound against rounds and ε, and what was measured under what is guaranteed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fednormec.theory.answer import Answer
+    from fednormec.theory.corrected import Promise
+from fednormec.drawing import ALARM, COLOURS, new_figure, save_figure
+
+WATCHED = {
+    "memory_error": "memories: max ‖P_i(x) − v_i‖",
+    "tracking_error": "server: ‖v − mean v_i‖",
+    "gradient_norm": "gradient: min ‖∇f(x)‖ so far",
+}
+TERMS = {
+    "initial": "#0072B2", "memory": "#E69F00", "noise": "#D55E00", "server_step": "#009E73", "drift": "#CC79A7",
+}  # fmt: skip
+
+
+def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
+    """The least bound for each number of rounds, with its terms, and for each ε."""
+    from fednormec.theory.planner import plan_exactly
+
+    figure = new_figure(path, (11, 4.8))
+    left, right = figure.subplots(1, 2, sharey=True)
+    q = found.question
+    at = np.unique(np.geomspace(min(8, q.rounds), q.rounds, 14).round().astype(int))
+    memory = found.planned.settings.memory
+    best = [plan_exactly(q.constants, q.local, q.noise_at(int(n)), int(n), memory) for n in at]
+    left.plot(at, [promise.found.bound for promise in best], color="black", linewidth=2, label="the least bound")
+    for name, colour in TERMS.items():
+        values = np.array([promise.found.terms[name] for promise in best])
+        if values.max() > 0:
+            left.plot(at, np.where(values > 0, values, np.nan), color=colour, linewidth=1, label=f"its term {name}")
+    chosen = found.planned.found.bound
+    left.plot([found.planned.settings.rounds], [chosen], "o", color="black", label=f"the plan: {chosen:.3g}")
+    left.set(xlabel="rounds", ylabel="min E‖∇f(x)‖ at most", title="against rounds")
+    _trade_off(right, found)
+    for axes in (left, right):
+        at_start = q.constants.gradient_norm
+        axes.axhline(at_start, color=ALARM, linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
+        axes.set(xscale="log", yscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, edgecolor="none")
+    low = min([found.planned.found.bound, *(promise.found.bound for promise in best)])
+    left.set_ylim(bottom=low / 20)
+    if q.from_data:
+        figure.suptitle("From constants computed from the clients' data: not private.", fontsize=10)
+    save_figure(figure, path)
+    return figure
+
+
+def measured_against_guaranteed(
+    promise: "Promise | None", records: Sequence[dict[str, Any]], at_start: float, path: Path
+) -> "Figure":
+    """The memories' error, the server's tracking error and the gradient of a run, each under its guarantee, if any.
+
+    `records` are the run's lines that were evaluated, with the figures of `theory.watch` under "not_private"; at_start
+    is the gradient's norm before the first round.
+    """
+    figure = new_figure(path, (13, 4.2))
+    rounds = [record["round"] for record in records]
+    curves = _guaranteed(promise)
+    for axes, (name, title) in zip(figure.subplots(1, 3), WATCHED.items(), strict=True):
+        values = np.array([record["not_private"][name] for record in records])
+        if name == "gradient_norm":
+            values = np.minimum.accumulate(np.minimum(values, at_start))
+            if promise is not None and promise.found.holds:
+                axes.axhline(
+                    promise.found.bound, color=COLOURS["secagg"], linestyle=":", label="guaranteed, closed form"
+                )
+        axes.plot(rounds, values, "o-", color=COLOURS["central"], markersize=3, linewidth=1, label="measured")
+        if name in curves:
+            label = "guaranteed" if name == "memory_error" else "guaranteed in expectation"
+            axes.plot(np.arange(len(curves[name])), curves[name], color=COLOURS["secagg"], label=label)
+        if promise is not None and promise.settings.warmup_rounds:
+            axes.axvspan(0, promise.settings.warmup_rounds, color="#999999", alpha=0.15, linewidth=0, label="warm-up")
+        positive = values.max() > 0
+        axes.set(xlabel="round", title=title, xlim=(0, rounds[-1]), yscale="log" if positive else "linear")
+        if name == "gradient_norm" and positive:  # the first rounds promise next to nothing: leave most of that away
+            axes.set_ylim(max(values.min() / 2, 1e-12 * values.max()), 10 * max(at_start, values.max()))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, edgecolor="none")
+    what = "Measured against guaranteed" if promise is not None else "Measured; no theorem covers this run"
+    figure.suptitle(f"{what}. It looks at the clients' data: not private.", fontsize=10)
+    save_figure(figure, path)
+    return figure
+
+
+def _guaranteed(promise: "Promise | None") -> dict[str, np.ndarray]:
+    """What is guaranteed after each round; of the gradient nothing while the model stands still."""
+    if promise is None:
+        return {}
+    course, waiting = promise.course, np.full(promise.settings.warmup_rounds, np.nan)
+    curves = (course.memory_error, course.tracking_error, np.concatenate([waiting, course.gradient_norm]))
+    return {name: np.where(np.isfinite(curve), curve, np.nan) for name, curve in zip(WATCHED, curves, strict=True)}
+
+
+def _trade_off(axes: Any, found: "Answer") -> None:
+    from fednormec.theory.answer import with_epsilon
+    from fednormec.theory.planner import plan_exactly
+
+    q = found.question
+    rounds = np.unique(np.geomspace(max(1, q.rounds / 64), q.rounds, 7).round().astype(int))
+
+    def least(noise_at: Any, memory: Any = "zero") -> float:
+        return min(plan_exactly(q.constants, q.local, noise_at(int(n)), int(n), memory).found.bound for n in rounds)
+
+    budgets = np.geomspace(0.5, 64, 8)
+    bounds = [least(q.noise_with(with_epsilon(q, float(epsilon)))) for epsilon in budgets]
+    asked = with_epsilon(q, 1.0)
+    axes.plot(budgets, bounds, "o-", color=COLOURS[asked.trust], markersize=4, label=f"the least bound, {asked.trust}")
+    axes.axhline(
+        least(q.noise_with(None), found.planned.settings.memory), color="black", linewidth=1, label="without privacy"
+    )
+    axes.set(xlabel=f"ε at δ = {asked.delta:g}", title=f"against ε, at most {q.rounds:,} rounds")

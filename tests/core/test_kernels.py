@@ -1,0 +1,238 @@
+"""The functions in C: the same as torch's, for every shape and number; and everything works without them."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from command import Command
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_neural import EQUAL, MODELS, clients, one_client_gradient
+from torch import nn
+
+import fednormec as fn
+from fednormec.config.schema import read
+from fednormec.config.settings import QUICKSTART
+from fednormec.core import kernels
+from fednormec.core.bounds import clip, smooth_normalize
+from fednormec.runs.runner import perform
+
+DTYPES = {torch.float32: 2e-5, torch.float64: 1e-11}
+compiled = pytest.mark.skipif(kernels.library() is None, reason="not compiled: there was no C compiler")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: None)
+
+
+def images(n, c, height, width, dtype, seed=0):
+    drawn = torch.randn(n, c, height, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def close(found, expected, tolerance, size=0.0):
+    """Relative to the largest, or to the size of what cancelled."""
+    size = max(float(expected.abs().max()), float(size), 1e-30)
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * size)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_where_there_is_a_compiler_they_are_compiled():
+    code = "from fednormec.core import kernels; print(kernels.library() is not None)"
+    for setting, expected in (("1", "True"), ("0", "False")):
+        env = os.environ | {"FEDNORMEC_KERNELS": setting}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert done.stdout.strip() == expected, done.stderr
+
+
+@compiled
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_group_normalisation_is_torchs(data):
+    draw = data.draw
+    dtype, relu = draw(st.sampled_from(list(DTYPES))), draw(st.booleans())
+    groups, wide = draw(st.integers(1, 5)), draw(st.integers(1, 8))
+    if draw(st.booleans()):
+        groups, wide = draw(st.sampled_from([(1, 1), (2, 8), (8, 4), (8, 8), (3, 32)]))
+    c, owners, each = groups * wide, draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    a = images(owners * each, c, draw(st.integers(1, 9)), draw(st.integers(2, 9)), dtype) * 3 + 1
+    shared = draw(st.booleans())
+    block = torch.randn(owners, 3 * c, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    weight, bias = (block[0, :c], block[0, c : 2 * c]) if shared else (block[:, :c], block[:, c : 2 * c])
+    z, known = kernels.group_norm(a, len(a), groups, weight, bias, 1e-5, relu)
+    delta = images(*a.shape, dtype, seed=2)
+    result, weights, biases = kernels.group_norm_back(a, len(a), delta, groups, relu, known)
+    for i in range(len(a)):
+        own = [t.double().requires_grad_() for t in (a[i : i + 1], block[0 if shared else i // each, : 2 * c])]
+        expected = F.group_norm(own[0], groups, own[1][:c], own[1][c:], 1e-5)
+        expected = expected.relu() if relu else expected
+        grads = torch.autograd.grad(expected, own, delta[i : i + 1].double())
+        assert close(z[i].double(), expected[0].detach(), DTYPES[dtype])
+        if (expected[0].detach().abs() < 1e-3).any() and relu:
+            continue  # rounding may have put it on the other side of zero
+        positions, scale = a[0, 0].numel(), known[1][i].abs().max()
+        assert close(result[i].double(), grads[0][0], 10 * DTYPES[dtype], size=5 * scale)
+        assert close(torch.cat([weights[i], biases[i]]).double(), grads[1], 10 * DTYPES[dtype], size=5 * positions)
+
+
+@compiled
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_pooling_is_torchs_to_the_bit(data):
+    draw = data.draw
+    shape = [draw(st.integers(1, 3)), draw(st.integers(1, 40)), draw(st.integers(2, 9)), draw(st.integers(2, 9))]
+    a = images(*shape, draw(st.sampled_from(list(DTYPES)))).mul_(2).round_()  # many ties
+    if draw(st.booleans()):
+        a[0, 0, 0, 1], a[-1, -1, 1, 0], a[0, -1, 0, 0] = math.nan, math.inf, -math.inf
+    relu = draw(st.booleans())
+    own = a.clone().requires_grad_()
+    expected = F.relu(F.max_pool2d(own, 2)) if relu else F.max_pool2d(own, 2)
+    z, which = kernels.max_pool(a, relu)
+    delta = images(*z.shape, a.dtype, seed=3)
+    (back,) = torch.autograd.grad(expected, own, delta)
+    assert torch.equal(z.nan_to_num(7), expected.detach().nan_to_num(7))
+    assert torch.equal(kernels.max_pool_back(delta, which, a.shape), back)
+
+
+# error feedback
+
+
+def tracked(bound, updates, memory, beta):
+    updates, memory = updates.clone(), memory.clone()
+    messages = bound.track_(updates, memory, beta)
+    return messages.whole(), memory, messages.broken
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bound", [smooth_normalize(0.01), smooth_normalize(0.0, 1e-3), clip(0.5), clip(1e-30)])
+def test_tracking_is_the_same_with_and_without(bound, dtype, monkeypatch):
+    """Usual rows, and every odd one: zero, tiny, huge, not finite; memories with a second slot beside them."""
+    d, rng = 4_133, np.random.default_rng(0)
+    updates = torch.from_numpy(rng.standard_normal((12, d))).to(dtype)
+    memory = torch.from_numpy(rng.standard_normal((12, 2 * d))).to(dtype)
+    memory[3:8, :d] = 0
+    updates[3] = 0
+    updates[4] *= 1e-25
+    updates[5] *= 1e25
+    updates[6, 7] = math.nan
+    updates[7, 8] = -math.inf
+    updates[8] = memory[8, :d]
+    fast = tracked(bound, updates, memory[:, :d], 0.3)
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    slow = tracked(bound, updates, memory[:, :d], 0.3)
+    assert fast[2] == slow[2] == (6, 7)
+    for a, b in zip(fast[:2], slow[:2], strict=True):
+        assert a.isfinite().all()
+        for one, other in zip(a, b, strict=True):
+            assert close(one, other, DTYPES[dtype])
+    assert (fast[0].double().norm(dim=1) <= bound.radius).all()
+
+
+@compiled
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 300), st.floats(1e-12, 1e12), st.floats(0, 1e3), st.floats(1e-3, 1e3), st.data())
+def test_what_is_sent_keeps_to_the_radius(d, size, alpha, radius, data):
+    """In floating point, however the norm was summed up: also for vectors that are long already."""
+    bound = clip(radius) if data.draw(st.booleans()) else smooth_normalize(alpha, radius)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    for dtype in DTYPES:
+        updates = torch.from_numpy(size * rng.standard_normal((4, d))).to(dtype)
+        sent, memory, _ = tracked(bound, updates, torch.zeros_like(updates), 1.0)
+        assert (np.linalg.norm(sent.double().numpy(), axis=1) <= radius).all()
+        assert close(memory, sent, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
+def test_rows_that_lie_upon_another_are_refused(library, monkeypatch):
+    """An update that is one row for all clients, expanded, cannot be moved for each of them in place."""
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    with pytest.raises(RuntimeError):
+        clip(1.0).track_(torch.randn(1, 40).expand(5, 40), 1e3 * torch.eye(5, 40), 0.5)
+    with pytest.raises(RuntimeError):
+        clip(1.0).track_(torch.randn(5, 40), torch.zeros(4, 40), 0.5)
+
+
+# models
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_without_them_are_those_of_torch(name, without):
+    module, data = MODELS[name](), clients(EQUAL)
+    problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize="layers")
+    x = problem.init(np.random.default_rng(0))
+    expected = torch.stack([one_client_gradient(module, *pair) for pair in data])
+    assert torch.allclose(problem.grad(x, np.arange(4)), expected, rtol=1e-9, atol=1e-11)
+
+
+class _Twice(nn.Module):
+    """A sequence of which a part is looked at, beside what follows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.relu, self.last = nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4 * 64, 4)
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, x):
+        z = self.norm(self.first(x))
+        return self.last((self.relu(z) + 0.1 * z).flatten(1))
+
+
+def _shared_tanh():
+    tanh, relu = nn.Tanh(), nn.ReLU()
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), tanh, nn.GroupNorm(2, 4), tanh, relu, nn.Conv2d(4, 4, 3, padding=1),
+        nn.GroupNorm(4, 4), relu, nn.MaxPool2d(2), relu, nn.MaxPool2d(2, stride=1), nn.Flatten(), nn.Linear(36, 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [_Twice, _shared_tanh])
+@pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
+def test_a_positive_part_is_taken_where_it_stands(build, library, monkeypatch):
+    """A layer that is met twice in a sequence, or whose result is used elsewhere too, is no part of another."""
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    torch.manual_seed(0)
+    module, data = build(), clients(EQUAL)
+    problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize="layers")
+    x = problem.init(np.random.default_rng(0))
+    expected = torch.stack([one_client_gradient(module, *pair) for pair in data])
+    assert torch.allclose(problem.grad(x, np.arange(4)), expected, rtol=1e-9, atol=1e-11)
+
+
+# runs
+
+
+@compiled
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_a_training_without_them_differs_in_rounding_only(norm, monkeypatch):
+    def trained():
+        torch.manual_seed(0)
+        model = fn.models.small_cnn((1, 8, 8), 4, channels=(4, 8), norm=norm)
+        problem = fn.NeuralProblem(model, clients([6] * 8))
+        method = fn.fed_normec(fn.gd(0.1, 2), beta=0.05, server_step=0.1, server_normalization=False)
+        return fn.train(problem, method, fn.poisson(0.5), fn.Privacy(noise_std=0.5), rounds=5, seed=1).x
+
+    one, again = trained(), trained()
+    assert torch.equal(one, again)
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    other = trained()
+    assert not torch.equal(one, other), "both were computed in the same way"
+    assert (one - other).norm() <= 1e-5 * one.norm()
+
+
+def test_a_run_says_which_it_used(tmp_path, fednormec_: Command, monkeypatch):
+    perform(read(QUICKSTART, ["run.rounds=1"]), "test", tmp_path / "out", quiet=True)
+    used = kernels.library() is not None
+    assert json.loads((tmp_path / "out" / "environment.json").read_text())["kernels"] is used
+    said = fednormec_("run", "--profile", "--set", "run.rounds=1").out
+    assert ("with compiled kernels" if used else "without compiled kernels") in said
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    assert "without compiled kernels" in fednormec_("run", "--profile", "--set", "run.rounds=1").out

@@ -1,0 +1,1115 @@
+"""A federation is the same training: what both sides say and keep, who counts, and what is refused. Real processes are
+tried in federation_processes.py."""
+
+import contextlib
+import io
+import json
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from command import Command, free_port, sentence
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.run import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fednormec as fn
+from fednormec.algorithms.methods import METHODS
+from fednormec.config.assemble import assemble
+from fednormec.config.schema import Config
+from fednormec.data import Examples, from_arrays
+from fednormec.engine.round import Resumed, Round, record
+from fednormec.errors import Stopped, UserError, visible
+from fednormec.federation import keys, node
+from fednormec.federation import transport as link
+from fednormec.federation.agreement import Federation, for_client, for_server, read_federation
+from fednormec.federation.client import Answer, answering, client_app, own_data
+from fednormec.federation.client_state import Kept, Store
+from fednormec.federation.disclosure import besides, promise
+from fednormec.federation.messages import (
+    DONE,
+    LOST,
+    MOST_TEXT,
+    REFUSED,
+    Refused,
+    Reply,
+    Request,
+    packed,
+    read_reply,
+    read_request,
+    reply_record,
+    request_record,
+    unpacked,
+)
+from fednormec.federation.provision import add, make
+from fednormec.federation.sessions import tell
+from fednormec.federation.wire import Wire, longest, taken
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.statement import state
+from fednormec.runs import checkpoint as checkpoints
+from fednormec.runs.runner import Site, go_on, perform
+
+NAMES = ("north", "south", "east", "west")
+FEATURES, CLASSES, ROUNDS = 5, 3, 6
+DIM = (FEATURES + 1) * CLASSES
+PRIVATE = {"noise_std": 0.7, "trust": "central"}
+LOCAL = {"noise_std": 0.7, "trust": "local"}
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    """A small federation in float64, with local work that draws its order from the client's number."""
+    base: Config = {
+        "model": {"name": "linear"},
+        "local": {"name": "sgd", "step": 0.5, "steps": 3, "batch_size": 4},
+        "method": {"name": "fed_normec", "beta": 0.3, "server_step": 0.5, "server_normalization": False},
+        "participation": {"name": "poisson", "p": 0.7, "idle": "sleep"},
+        "run": {"rounds": ROUNDS, "seed": 3, "dtype": "float64"},
+        "federation": {"clients": list(NAMES), "inputs": [FEATURES], "classes": CLASSES, "deadline": 20.0},
+    }
+    return base | sections
+
+
+def data() -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((8 + i, FEATURES)), rng.integers(0, CLASSES, 8 + i)) for i in range(len(NAMES))]
+
+
+def party(asked: Config, client: int) -> Federation:
+    return for_client(asked, NAMES[client], Examples(*data()[client]))
+
+
+class Network:
+    """All clients of a federation in this process, and a wire between: every message is what Flower would carry. Tests
+    put what goes wrong into `between`, which sees each client's answer and returns what arrives, or None."""
+
+    def __init__(self, asked: Config, folder: Path, run: str = "a") -> None:
+        self.asked, self.folder, self.run = asked, folder, run
+        self.server = for_server(asked, folder)
+        self.clients: list[Answer] = []
+        self.said: list[str] = []
+        self.requests: list[dict[int, Request]] = []
+        self.between: Callable[[int, Request, Reply], Reply | None] = lambda client, request, reply: reply
+        for i, name in enumerate(NAMES):
+            (folder / name).mkdir(exist_ok=True)
+            self.clients.append(answering(party(asked, i), i, folder / name))
+
+    def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply | Refused]:
+        self.requests.append(dict(requests))
+        answers: dict[int, Reply | Refused] = {}
+        for client, request in requests.items():
+            memory = 0 if request.memory is None else len(request.memory)
+            arrived = read_request(request_record(request), len(request.x), memory, request.x.dtype)
+            reply = self.between(client, request, self.clients[client](arrived))
+            if reply is not None:
+                size = self.server.experiment.algorithm.message_slots * len(request.x)
+                answers[client] = understood(reply_record(reply), size, request.x.dtype)
+        return answers
+
+    def rounds(self, resume: checkpoints.Checkpoint | None = None) -> Any:
+        experiment = self.server.experiment
+        place = Wire(NAMES, lambda: self.run, self.server.agreed, self.ask, self.said.append)
+        return fn.simulate(
+            experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy,
+            rounds=experiment.run.rounds, seed=experiment.run.seed, on=place,
+            resume=None if resume is None else Resumed(resume),
+        )  # fmt: skip
+
+    def memory(self, client: int, round: int) -> torch.Tensor:
+        """A client's memory after the last of its rounds that counted."""
+        algorithm = self.server.experiment.algorithm
+        store = Store(self.folder / NAMES[client], self.run, DIM, algorithm.message_slots * DIM, torch.float64)
+        found = store.load().after(round)
+        assert found is not None
+        return found
+
+
+def understood(content: RecordDict, size: int, dtype: torch.dtype) -> Reply | Refused:
+    try:
+        return read_reply(content, size, dtype)
+    except Refused as why:
+        return why
+
+
+def in_process(asked: Config) -> list[Round]:
+    whole = assemble({k: v for k, v in asked.items() if k != "federation"}, from_arrays(data()))
+    return [
+        r._replace(server=r.server)
+        for r in fn.simulate(
+            whole.problem, whole.algorithm, whole.participation, whole.privacy, rounds=ROUNDS, seed=whole.run.seed
+        )
+    ]
+
+
+def assert_same(wire: list[Round], process: list[Round]) -> None:
+    assert len(wire) == len(process) == ROUNDS
+    for one, other in zip(wire, process, strict=True):
+        torch.testing.assert_close(one.x, other.x, rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(one.server.memory, other.server.memory, rtol=1e-6, atol=1e-12)
+        assert (one.computed, one.sent, one.left_out) == (other.computed, other.sent, other.left_out)
+
+
+# the same training
+
+
+@pytest.mark.parametrize("idle", ["advance", "sleep"])
+@pytest.mark.parametrize("method", METHODS)
+def test_Wire_as_in_process(tmp_path, method, idle):
+    asked = config(method={"name": method}, participation={"name": "poisson", "p": 0.7, "idle": idle})
+    if method == "alpha_normec":
+        asked["participation"] = {"name": "full"}
+    network = Network(asked, tmp_path)
+    assert_same(list(network.rounds()), in_process(asked))
+    assert network.said == []
+
+
+def test_with_the_servers_noise_as_in_process(tmp_path):
+    asked = config(privacy=PRIVATE)
+    assert_same(list(Network(asked, tmp_path).rounds()), in_process(asked))
+
+
+@pytest.mark.parametrize("idle", ["advance", "sleep"])
+def test_with_the_clients_own_noise_as_in_process(tmp_path, monkeypatch, idle):
+    asked = config(privacy=LOCAL, participation={"name": "poisson", "p": 0.7, "idle": idle})
+    wire = list(Network(asked, tmp_path).rounds())
+
+    def sum_of_all(self: Mechanism, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
+        drawn = self.cohort(seed, round)
+        who = drawn.computing[drawn.sending]
+        assert len(who) == senders
+        return sum((alone(self, dim, 1, seed, round, int(i)) for i in who), np.zeros(dim))
+
+    alone = Mechanism.noise
+    monkeypatch.setattr(Mechanism, "noise", sum_of_all)
+    assert_same(wire, in_process(asked))
+
+
+def test_every_client_draws_noise_of_its_own():
+    mechanism = Mechanism(3, fn.full(), 1.0, trust="local")
+    first, second = (mechanism.noise(4, 1, 0, 1, client) for client in (0, 1))
+    assert not np.allclose(first, second)
+    assert np.array_equal(first, mechanism.noise(4, 1, 0, 1, 0))
+
+
+def test_what_clients_send_is_paid_for_before_they_are_asked(tmp_path):
+    """Under local trust the message is the release; under central trust the noisy sum is."""
+    for privacy, paid_when_asked in ((LOCAL, 1), (PRIVATE, 0)):
+        network, paid = Network(config(privacy=privacy), tmp_path), list[int]()
+        seen: list[int] = []
+        ask = network.ask
+
+        def watched(requests: Mapping[int, Request], ask: Any = ask, paid: Any = paid, seen: Any = seen) -> Any:
+            seen.append(len(paid))
+            return ask(requests)
+
+        network.ask = watched  # type: ignore[method-assign]
+        experiment = network.server.experiment
+        place = Wire(NAMES, lambda: "b", network.server.agreed, watched, network.said.append)
+        next(fn.simulate(
+            experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=ROUNDS,
+            seed=3, on=place, before_release=lambda number, plan, paid=paid: paid.append(number),
+        ))  # fmt: skip
+        assert (seen, paid) == ([paid_when_asked], [1])
+
+
+# the memory
+
+
+def mean_of_memories(network: Network, r: Round) -> torch.Tensor:
+    counted = r.memory[:, 0].int().tolist()
+    return sum(network.memory(i, c) for i, c in enumerate(counted)) / len(NAMES)
+
+
+def test_a_late_answer_counts_on_neither_side(tmp_path):
+    """The server's memory stays the mean of the clients', whoever was late: the rule for sleeping clients."""
+    network = Network(config(), tmp_path)
+    network.between = lambda client, request, reply: None if (client + request.round) % 3 == 0 else reply
+    missed = 0
+    for r in network.rounds():
+        missed += r.missed
+        torch.testing.assert_close(r.server.memory, mean_of_memories(network, r), rtol=1e-9, atol=1e-12)
+    assert missed > 3
+
+
+def test_without_the_rule_a_late_answer_would_be_lost(tmp_path):
+    """The same with clients that do not take their last step back: the memories drift apart."""
+    network = Network(config(), tmp_path)
+    network.between = lambda client, request, reply: None if (client + request.round) % 3 == 0 else reply
+    apart = 0.0
+    for r in network.rounds():
+        last = [
+            Store(tmp_path / name, "a", DIM, DIM, torch.float64).load().memory for name in NAMES
+        ]  # after the last round, whether it counted or not
+        apart = max(apart, float((r.server.memory - sum(last) / len(NAMES)).norm()))
+    assert apart > 0.01
+
+
+def test_a_client_that_missed_rounds_goes_on_where_it_was(tmp_path):
+    """Idle clients advance; one is away for three rounds, and its memory waits."""
+    asked = config(participation={"name": "poisson", "p": 0.5, "idle": "advance"})
+    network = Network(asked, tmp_path)
+    away = range(2, 5)
+    network.between = lambda client, request, reply: None if client == 1 and request.round in away else reply
+    before = None
+    for r in network.rounds():
+        counted = int(r.memory[1, 0])
+        assert counted == (1 if r.number in away else r.number)
+        if r.number == 1:
+            before = network.memory(1, 1)
+        if r.number in away:
+            assert torch.equal(network.memory(1, 1), before)
+            assert r.missed == 1
+            assert r.computed == len(NAMES) - 1
+
+
+def request_for(network: Network, round: int, base: int, x: float = 0.1, sends: bool = True) -> Request:
+    model = torch.full((DIM,), x, dtype=torch.float64)
+    return Request(network.run, network.server.agreed, round, base, sends, b"n" * 16, model)
+
+
+@pytest.mark.parametrize("privacy", [None, LOCAL | {"randomness": "secure"}])
+def test_whoever_asks_again_gets_the_same_answer(tmp_path, privacy):
+    """A reply that was lost after the memory moved: it does not move twice, and secure noise is not drawn twice."""
+    network = Network(config() | ({} if privacy is None else {"privacy": privacy}), tmp_path)
+    first = network.clients[0](request_for(network, 1, 0))
+    moved = network.memory(0, 1)
+    again = answering(party(network.asked, 0), 0, tmp_path / NAMES[0])  # the process was restarted, too
+    second = again(request_for(network, 1, 0)._replace(nonce=b"m" * 16))
+    assert torch.equal(first.message, second.message)
+    assert second.nonce == b"m" * 16
+    assert torch.equal(network.memory(0, 1), moved)
+    other = again(request_for(network, 1, 0, x=0.2))
+    assert not torch.equal(first.message, other.message)
+
+
+def test_idle_at_first_and_drawn_later_it_is_the_same_message(tmp_path):
+    network = Network(config(privacy=LOCAL | {"randomness": "secure"}), tmp_path)
+    idle = network.clients[0](request_for(network, 1, 0, sends=False))
+    assert idle.message is None
+    assert idle.status == DONE
+    store = Store(tmp_path / NAMES[0], "a", DIM, DIM, torch.float64)
+    assert store.load().sent == 0
+    drawn = network.clients[0](request_for(network, 1, 0))
+    assert torch.equal(drawn.message, store.load().message)
+    assert store.load().sent == 1
+
+
+def test_a_client_sends_no_more_than_the_budget_pays_for(tmp_path):
+    """Whatever the server asks: under local trust a client counts for itself."""
+    network = Network(config(privacy=LOCAL | {"randomness": "secure"}), tmp_path)
+    answers = [network.clients[0](request_for(network, 1, 0, x=float(i))) for i in range(ROUNDS + 1)]
+    assert [reply.status for reply in answers] == [DONE] * ROUNDS + [REFUSED]
+    assert "budget" in answers[-1].why
+    assert answers[-1].message is None
+
+
+def test_another_name_for_the_training_buys_no_more_messages(tmp_path):
+    """Nor does a memory that was moved away: what has left the client has left."""
+    asked = config(privacy=LOCAL | {"randomness": "secure"})
+    for run in ("a", "b"):
+        network = Network(asked, tmp_path, run)
+        answers = [network.clients[0](request_for(network, 1, 0, x=float(i))) for i in range(ROUNDS)]
+        assert [reply.status for reply in answers] == [DONE if run == "a" else REFUSED] * ROUNDS
+        for path in (tmp_path / NAMES[0]).glob("memory-*"):
+            path.unlink()
+    (counted,) = (tmp_path / NAMES[0]).glob("releases-*.json")
+    assert json.loads(counted.read_text()) == {"releases": ROUNDS}
+    counted.write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        network.clients[0](request_for(network, 1, 0))
+
+
+def test_as_many_hostile_clients_as_honest_ones_end_no_run(tmp_path):
+    network = Network(config(participation={"name": "full"}), tmp_path)
+    network.between = lambda client, request, reply: reply._replace(round=99) if client < 2 else reply
+    assert [(r.left_out, r.sent) for r in network.rounds()] == [(2, 2)] * ROUNDS
+
+
+def test_nothing_is_paid_for_before_a_client_is_there_that_can_take_part(tmp_path):
+    network = Network(config(privacy=LOCAL | {"randomness": "secure"}, participation={"name": "full"}), tmp_path)
+    experiment, happened = network.server.experiment, list[Any]()
+    place = Wire(
+        NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append, lambda some: happened.append(some)
+    )
+    for r in fn.simulate(
+        experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=3, on=place,
+        before_release=lambda number, plan: happened.append(number),
+    ):  # fmt: skip
+        if r.number == 1:
+            (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+    assert happened == [{0, 1, 2, 3}, 1, {0, 1, 2, 3}, 2, {0, 1, 3}, 3]
+
+
+def test_bytes_that_flower_cannot_decode_are_no_message():
+    class State:
+        object_store = property(lambda self: self)
+        get_object_tree = staticmethod(lambda key: ObjectTree(object_id=key))
+        get_object = staticmethod(lambda run, key: b"ConfigRecord  3\0\xff\xff\xff")
+
+    grid = link.LinkGrid(State(), Run.create_empty(1))
+    reply = SimpleNamespace(metadata=SimpleNamespace(message_id="0" * 64))
+    assert grid._content(reply) == RecordDict()
+
+
+def test_a_client_that_lost_its_disk_is_set_aside(tmp_path):
+    """What it would send from zero would come on top of what it sent before."""
+    network = Network(config(participation={"name": "full"}), tmp_path)
+    seen = []
+    for r in network.rounds():
+        seen.append((r.computed, r.missed))
+        if r.number == 3:
+            (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+        if r.number > 3:
+            assert 2 not in r.cohort.computing
+            assert r.memory[2, 0] == 3
+    assert seen == [(4, 0)] * 3 + [(3, 1)] * 3
+    assert len(network.said) == 1
+    assert network.said[0].startswith("east has lost its memory after round 3 (it has that after round 0)")
+    assert len(network.requests[3]) == 4  # asked once more, then no longer
+    assert len(network.requests[4]) == 3
+
+
+def test_a_method_without_memory_needs_none(tmp_path):
+    network = Network(config(method={"name": "dp_fed_avg_clip"}, participation={"name": "full"}), tmp_path)
+    for r in network.rounds():
+        (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+        assert r.missed == 0
+
+
+def test_all_memories_can_start_over(tmp_path):
+    """After a loss, at the operator's word: the server's memory is the clients' mean again, all of them zero."""
+    network = Network(config(participation={"name": "full"}), tmp_path)
+    rounds = network.rounds()
+    for r in rounds:
+        if r.number == 3:
+            checkpoints.save(tmp_path / "c", r)
+            break
+    (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+    for r in network.rounds(resume=checkpoints.load(tmp_path / "c").without_memories()):
+        assert r.missed == 0
+        torch.testing.assert_close(r.server.memory, mean_of_memories(network, r), rtol=1e-9, atol=1e-12)
+    assert network.said == []
+    assert all(request.base == 0 for request in network.requests[3].values())
+
+
+@pytest.mark.parametrize("after", range(1, ROUNDS))
+def test_a_server_that_goes_on_from_its_checkpoint_asks_for_the_same_again(tmp_path, after):
+    """Killed after the clients moved and before its checkpoint: it ends as if nothing had happened."""
+    expected = in_process(config())
+    network = Network(config(), tmp_path)
+    for r in network.rounds():
+        if r.number == after:
+            checkpoints.save(tmp_path / "c", r)
+        if r.number == after + 1:
+            break
+    rest = list(network.rounds(resume=checkpoints.load(tmp_path / "c")))
+    assert len(rest) == ROUNDS - after
+    torch.testing.assert_close(rest[-1].x, expected[-1].x, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(rest[-1].server.memory, mean_of_memories(network, rest[-1]), rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_client_keeps_is_whole_or_not_there(tmp_path, monkeypatch):
+    store = Store(tmp_path, "a", 3, 2, torch.float32)
+    assert store.load().round == 0
+    kept = Kept(2, 1, 1, "d", torch.ones(3), torch.zeros(3), torch.full((2,), 0.5))
+    store.save(kept)
+    found = store.load()
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(found, kept, strict=True))
+    content = store.path.read_bytes()
+    for damaged in (content[:-1], content[:40], content[:-2] + bytes([content[-2] ^ 1]) + content[-1:], b""):
+        store.path.write_bytes(damaged)
+        with pytest.raises(UserError, match="cannot be used"):
+            store.load()
+    store.path.write_bytes(content)
+    with pytest.raises(UserError, match="of another model"):
+        Store(tmp_path, "a", 4, 2, torch.float32).load()
+    assert Store(tmp_path, "b", 4, 2, torch.float32).load().round == 0  # another training's
+
+
+# hostile messages
+
+
+def long_one(reply: Reply) -> Reply:
+    return reply._replace(message=reply.message * (1.001 / reply.message.norm()))
+
+
+HOSTILE: dict[str, Callable[[Reply], Reply]] = {
+    "short": lambda reply: reply._replace(message=reply.message[:-1]),
+    "long": lambda reply: reply._replace(message=torch.cat([reply.message, reply.message[:1]])),
+    "narrow": lambda reply: reply._replace(message=reply.message.float()),
+    "nan": lambda reply: reply._replace(message=reply.message * math.nan),
+    "inf": lambda reply: reply._replace(message=reply.message + math.inf),
+    "beyond the radius": long_one,
+    "huge": lambda reply: reply._replace(message=reply.message * 1e300),
+    "none": lambda reply: reply._replace(message=None),
+    "an old round": lambda reply: reply._replace(round=reply.round - 1),
+    "a round to come": lambda reply: reply._replace(round=reply.round + 1),
+    "another's": lambda reply: reply._replace(nonce=b"x" * 16),
+    "no status": lambda reply: reply._replace(status="fine"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_messages_are_refused_and_counted(tmp_path, what):
+    """The others go on as if that client had not been there, and its bad message leaves no trace."""
+    asked = config(participation={"name": "full"})
+    hostile, away = Network(asked, tmp_path), Network(asked, tmp_path, "other")
+    hostile.between = lambda client, request, reply: HOSTILE[what](reply) if client == 1 else reply
+    away.between = lambda client, request, reply: None if client == 1 else reply
+    for one, other in zip(hostile.rounds(), away.rounds(), strict=True):
+        assert torch.equal(one.x, other.x)
+        assert (one.computed, one.sent, one.left_out, one.missed) == (4, 3, 1, 0)
+        assert (other.computed, other.sent, other.left_out, other.missed) == (3, 3, 0, 1)
+        assert record(one)["not_private"]["left_out"] == 1
+    assert len(hostile.said) == 1
+    assert hostile.said[0].startswith("south sent what was refused: ")
+
+
+ORDERS = ["\x1b[2J", "\n", "\r", "\x9b", "\u202e", "\u2028", "\x00", "[red]", "a" * 99]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from(ORDERS) | st.text()))
+def test_a_clients_reason_is_one_line_of_the_servers_log(parts):
+    """Whatever it says, the server's screen shows one note with nothing in it that cannot be seen."""
+    why = "".join(parts)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as log:
+        network = Network(config(run={"rounds": 1, "seed": 3, "dtype": "float64"}), Path(folder))
+        network.said = SimpleNamespace(append=tell)
+        refusing = {"status": REFUSED, "why": why, "message": None}
+        network.between = lambda client, request, reply: reply._replace(**refusing) if client == 1 else reply
+        assert [r.left_out for r in network.rounds()] == [1]
+    text = log.getvalue()
+    assert text.startswith("note: south sent what was refused: it says: ")
+    assert text.endswith(".\n")
+    assert visible(text[:-1]) == text[:-1]
+    assert len(text) < MOST_TEXT + 60
+    assert len(text) > 60 + min(len(visible(why)), MOST_TEXT) - 20
+
+
+def test_an_honest_message_at_the_radius_is_taken():
+    request = Request("a", "b", 1, 0, True, b"n", torch.zeros(4))
+    row = fn.clip(1.0)(torch.full((1, 4), 7.0))[0]
+    assert taken(Reply(1, b"n", message=row), request, 4, 1.0) is row
+    with pytest.raises(Refused, match="length 1"):
+        taken(Reply(1, b"n", message=row * (1 + 1e-4)), request, 4, 1.0)
+
+
+def test_honest_noise_is_taken_and_ten_times_as_much_is_not():
+    mechanism = Mechanism(3, fn.full(), 2.0, trust="local")
+    most = longest(1.0, 200, mechanism)
+    request = Request("a", "b", 1, 0, True, b"n", torch.zeros(200))
+    for client in range(200):
+        message = torch.from_numpy(mechanism.noise(200, 1, 0, 1, client)).float()
+        message[0] += 1
+        assert taken(Reply(1, b"n", message=message), request, 200, most) is message
+        with pytest.raises(Refused, match="more than"):
+            taken(Reply(1, b"n", message=10 * message), request, 200, most)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"about": ArrayRecord([np.zeros(2)])}),
+        RecordDict({"about": ConfigRecord({"round": "1", "nonce": b"n", "status": "done", "why": ""})}),
+        RecordDict({"about": ConfigRecord({"round": -1, "nonce": b"n", "status": "done", "why": ""})}),
+        RecordDict({"about": ConfigRecord({"round": 1, "nonce": "n", "status": "done", "why": ""})}),
+        RecordDict({"about": ConfigRecord({"round": 1, "nonce": b"n", "status": "done", "why": "", "message": 3.0})}),
+        RecordDict({"about": ConfigRecord({"round": True, "nonce": b"n", "status": "done", "why": ""})}),
+    ],
+)
+def test_what_is_no_answer_is_refused(content):
+    with pytest.raises(Refused):
+        read_reply(content, 3, torch.float32)
+
+
+def test_a_client_refuses_other_settings(tmp_path):
+    """Less noise than was agreed on, say: then nothing is computed, and nothing sent."""
+    network = Network(config(privacy=LOCAL), tmp_path)
+    weaker = for_server(config(privacy=LOCAL | {"noise_std": 0.1}), tmp_path)
+    reply = network.clients[0](request_for(network, 1, 0)._replace(agreed=weaker.agreed))
+    assert (reply.status, reply.message) == (REFUSED, None)
+    assert "other settings" in reply.why
+    assert list((tmp_path / NAMES[0]).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../up", "", "a/b", "x" * 65])
+def test_a_client_writes_only_into_its_folder(tmp_path, name):
+    network = Network(config(), tmp_path)
+    assert network.clients[0](request_for(network, 1, 0)._replace(run=name)).status == REFUSED
+    assert [path.name for path in tmp_path.iterdir()] == [
+        *sorted(NAMES, key=list(p.name for p in tmp_path.iterdir()).index)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_vector_survives_its_journey(dtype):
+    vector = torch.randn(50, dtype=dtype)
+    assert torch.equal(unpacked(packed(vector), 50, dtype, "it"), vector)
+    with pytest.raises(Refused, match="bytes"):
+        unpacked(packed(vector), 49, dtype, "it")
+
+
+# settings
+
+
+def test_what_all_must_agree_on_is_the_same_for_all(tmp_path):
+    asked = config(privacy=LOCAL)
+    agreed = for_server(asked, tmp_path).agreed
+    assert {party(asked, i).agreed for i in range(len(NAMES))} == {agreed}
+    free = config(privacy=LOCAL, federation=asked["federation"] | {"deadline": 3.0, "address": "a:1"})
+    assert for_server(free, tmp_path).agreed == agreed
+    for other in (
+        config(privacy=LOCAL | {"noise_std": 0.1}), config(privacy=PRIVATE), config(),
+        config(privacy=LOCAL, run={"rounds": 7, "seed": 3, "dtype": "float64"}),
+        config(privacy=LOCAL, federation=asked["federation"] | {"clients": [*NAMES, "more"]}),
+    ):  # fmt: skip
+        assert for_server(other, tmp_path).agreed != agreed
+
+
+def test_server_and_client_compute_the_same_noise(tmp_path):
+    asked = config(privacy={"epsilon": 3.0, "trust": "local"})
+    assert for_server(asked, tmp_path).plan.mechanism.noise_std == party(asked, 2).plan.mechanism.noise_std
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"privacy": {"noise_std": 1.0, "trust": "secagg"}}, "secure aggregation comes later"),
+        ({"problem": {"name": "quadratic"}}, "clients' examples"),
+        ({"method": {"name": "fed_normec", "initial_memory": "local_updates"}}, "start from zero"),
+        ({"faults": {"kind": "huge"}}, r"no use for \[faults\]"),
+        ({"run": {"checkpoint_rounds": 5}}, "keeps every round"),
+        ({"federation": {"clients": ["a", "a"], "inputs": [5], "classes": 3}}, "the same name"),
+        ({"federation": {"clients": ["a/b"], "inputs": [5], "classes": 3}}, "letters, digits"),
+        ({"federation": {"clients": [], "inputs": [5], "classes": 3}}, "at least one client"),
+        ({"federation": {"clients": ["a"], "inputs": [5], "classes": 3, "address": "here"}}, "host:port"),
+        ({"federation": {"clients": ["a"], "inputs": [5], "classes": 3, "dedline": 3.0}}, "did you mean 'deadline'"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence(tmp_path, sections, said):
+    with pytest.raises(UserError, match=said):
+        for_server(config(**sections), tmp_path)
+
+
+def test_a_clients_data_must_be_what_was_agreed_on():
+    with pytest.raises(UserError, match=r"agreed on examples of shape \(5,\)"):
+        for_client(config(), "north", Examples(np.zeros((3, 4)), np.zeros(3)))
+    with pytest.raises(UserError, match="expected labels from 0 to 2, got 7"):
+        for_client(config(), "north", Examples(np.zeros((3, 5)), np.full(3, 7)))
+    with pytest.raises(UserError, match="none of the clients"):
+        for_client(config(), "who", Examples(np.zeros((3, 5)), np.zeros(3)))
+
+
+LOAD = """
+from pathlib import Path
+import numpy as np
+
+def own():
+    found = np.load(Path(__file__).with_name("own.npz"))
+    return found["x"], found["y"]
+
+def broken():
+    raise RuntimeError("no")
+"""
+
+
+def test_a_client_brings_data_as_a_file_or_a_function(tmp_path):
+    x, y = data()[0]
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    (tmp_path / "load.py").write_text(LOAD)
+    own = str(tmp_path / "own.npz")
+    for source in (own, f"{tmp_path / 'load.py'}:own"):
+        assert np.array_equal(own_data(source).x, x)
+    with pytest.raises(UserError, match="gave no data: RuntimeError: no"):
+        own_data(f"{tmp_path / 'load.py'}:broken")
+    with pytest.raises(UserError, match="there is no file"):
+        own_data(f"{tmp_path / 'none.py'}:own")
+    with pytest.raises(UserError, match="gave no data: ModuleNotFoundError"):
+        own_data("nowhere.to_be_found:own")
+
+
+# folders and keys
+
+
+def test_init_makes_what_each_party_needs(tmp_path):
+    folder = make(tmp_path / "fed", ["a", "b"], [5], 3, "fl.example.org:9443", None)
+    assert read_federation(folder)["federation"]["clients"] == ["a", "b"]
+    for name in ("a", "b"):
+        handed = folder / "clients" / name
+        assert sorted(path.name for path in handed.iterdir()) == ["ca.crt", "federation.toml", "node.key", "node.pub"]
+        assert (handed / "node.key").stat().st_mode & 0o777 == 0o600
+        assert (handed / "federation.toml").read_text() == (folder / "federation.toml").read_text()
+        pair = keys.private_key(handed / "node.key").public_key(), keys.public_key(folder / "keys" / f"{name}.pub")
+        assert public_key_to_bytes(pair[0]) == public_key_to_bytes(pair[1])
+    assert (folder / "server.key").stat().st_mode & 0o777 == 0o600
+    assert not list(folder.rglob("ca.key"))
+    with pytest.raises(UserError, match="is not empty"):
+        make(folder, ["a"], [5], 3, "localhost:1", None)
+
+
+def test_the_certificate_names_the_host_and_this_machine(tmp_path):
+    from cryptography import x509
+
+    folder = make(tmp_path / "fed", ["a"], [5], 3, "fl.example.org:9443", None)
+    leaf = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    leaf.verify_directly_issued_by(root)
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert list(map(str, names.get_values_for_type(x509.IPAddress))) == ["127.0.0.1", "::1"]
+
+
+def test_one_more_client_is_another_federation(tmp_path):
+    folder = make(tmp_path / "fed", ["a"], [5], 3, "localhost:9443", None)
+    before = for_server(read_federation(folder), folder).agreed
+    assert add(folder, "b") == folder / "clients" / "b"
+    assert for_server(read_federation(folder), folder).agreed != before
+    assert for_server(read_federation(folder / "clients" / "a"), folder).agreed != before
+    own = tmp_path / "own"
+    own.mkdir()
+    keys.make_client(own)
+    assert add(folder, "c", own / "node.pub") is None
+    assert not (folder / "clients" / "c").exists()
+    assert read_federation(folder)["federation"]["clients"] == ["a", "b", "c"]
+    with pytest.raises(UserError, match="the same name"):
+        add(folder, "a")
+    (folder / "keys" / "gone.pub").write_text("of a client that was removed")
+    with pytest.raises(UserError, match="is there already"):
+        add(folder, "gone")
+    with pytest.raises(UserError, match="no public key"):
+        add(folder, "d", folder / "federation.toml")
+
+
+def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path):
+    for privacy, trust, drop_outs in (
+        (PRIVATE, "an aggregator is trusted", "noise is, whatever arrives"),
+        (LOCAL, "nobody is trusted with an exact message", "a message that does not come"),
+    ):
+        plan = for_server(config(privacy=privacy), tmp_path).plan
+        text = " ".join(state(plan, 3, 0, besides(plan.mechanism, insecure=False)).text.split())
+        assert trust in text
+        assert drop_outs in text
+        assert "drop-outs" in text
+        assert "TLS" in text
+
+
+# the commands
+
+
+def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
+    made = fednormec_("federation", "init", "fed", "--clients", "north,south", "--inputs", "5", "--classes", "3")
+    assert made.code == 0
+    assert "fed/clients/north: for north" in made.out
+    np.savez(tmp_path / "own.npz", x=data()[0][0], y=data()[0][1])
+    for arguments, said in (
+        (("init", "fed"), "is not empty"),
+        (("init", "other", "--inputs", "a"), "--inputs takes whole numbers"),
+        (("init", "other", "--inputs", "99999999999", "--classes", "3"), "one example would take"),
+        (("init", "other", "--clients", "a b"), "letters, digits"),
+        (("serve", "nowhere"), "there is no config file"),
+        (("serve", "fed", "--wait-for", "3"), "--wait-for must be from 1 to 2"),
+        (("serve", "fed", "--port", "99999"), "--port must be from 1 to 65535"),
+        (("serve", "fed", "--port", "0"), "--port must be from 1 to 65535"),
+        (("serve", "fed", "--insecure", "--host", "0.0.0.0"), "for this machine alone"),
+        (("join", "fed/clients/north", "--data", "none.npz"), "none.npz"),
+        (("join", "fed/clients/north", "--data", "own.npz", "--insecure", "--address", "fl.example.org:1"),
+         "for this machine alone"),
+        (("join", "fed/clients/north", "--data", "own.npz", "--name", "who"), "none of the clients"),
+        (("add", "fed", "north"), "the same name"),
+    ):  # fmt: skip
+        found = fednormec_("federation", *arguments)
+        assert found.code == 2, arguments
+        assert said in sentence(found.err)
+
+
+def test_nobody_takes_part_in_what_protects_nobody_unasked(fednormec_: Command, tmp_path):
+    plain = "[local]\nstep = 0.1\n"
+    (tmp_path / "plain.toml").write_text(plain)
+    (tmp_path / "seeded.toml").write_text(plain + "[privacy]\nnoise_std = 1.0\n")
+    np.savez(tmp_path / "own.npz", x=data()[0][0], y=data()[0][1])
+    total = '[privacy]\nnoise_std = 1.0\nnoise_scale = "total_norm"\nrandomness = "secure"\n'
+    (tmp_path / "total.toml").write_text(plain + total)
+    for name, said in (("seeded", "seeded noise"), ("plain", "no [privacy]"), ("total", "protects nobody")):
+        fednormec_("federation", "init", name, f"{name}.toml", "--clients", "2", "--inputs", "5", "--classes", "3")
+        for arguments in (("serve", name), ("join", f"{name}/clients/client-1", "--data", "own.npz")):
+            found = fednormec_("federation", *arguments)
+            assert found.code == 2
+            assert said in sentence(found.err)
+            assert "--not-private" in found.err
+
+
+# Flower, in this process
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "LONGEST", 0.2)
+
+
+class Running:
+    """A server's link on loopback, with TLS, and clients that connect to it from threads."""
+
+    def __init__(self, folder: Path, asked: Config) -> None:
+        self.folder, self.asked, self.port = folder, asked, free_port()
+        self.authority = (folder / "ca.crt").read_bytes()
+        public = [public_key_to_bytes(keys.public_key(folder / "keys" / f"{name}.pub")) for name in NAMES]
+        self.link, self.over = link.Link(public), threading.Event()
+        self.said: list[str] = []
+        self.threads: list[threading.Thread] = []
+        self.connections: list[Connection] = []
+
+    def where(self) -> link.Listen:
+        return link.Listen("127.0.0.1", self.port, str(self.folder / "server.key"), str(self.folder / "server.crt"))
+
+    def join(self, client: int, key: Any = None) -> threading.Thread:
+        home = self.folder / "clients" / NAMES[client]
+        app = client_app(party(self.asked, client), client, home, self.said.append, self.over.set)
+        server = node.Server(f"localhost:{self.port}", self.authority)
+        mine = key or keys.private_key(home / "node.key")
+        work = threading.Thread(
+            target=node.take_part,
+            args=(server, mine, app, self.over.is_set, lambda: False, self.said.append),
+            daemon=True,
+        )
+        work.start()
+        self.threads.append(work)
+        return work
+
+    def by_hand(self, client: int) -> "Connection":
+        self.connections.append(Connection(self, client))
+        return self.connections[-1]
+
+    def leave(self) -> None:
+        """All clients go before the server does."""
+        self.over.set()
+        for one in self.threads:
+            one.join(10.0)
+        for other in self.connections:
+            other.client.close()
+
+
+@contextmanager
+def running(tmp_path: Path, asked: Config) -> Any:
+    folder = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    found = Running(folder, asked)
+    with link.listening(found.link, found.where(), 10_000), found.link.grid() as grid:
+        try:
+            yield found, grid
+        finally:
+            found.leave()
+
+
+def content_for(found: Running, round: int, base: int = 0, dim: int = DIM) -> RecordDict:
+    agreed = for_server(found.asked, found.folder).agreed
+    x = torch.full((dim,), 0.1, dtype=torch.float64)
+    return request_record(Request("a", agreed, round, base, True, b"n" * 16, x))
+
+
+def test_flower_carries_requests_and_answers(tmp_path):
+    with running(tmp_path, config()) as (found, grid):
+        for client in range(3):
+            found.join(client)
+        wait_until(lambda: len(found.link.here()) == 3)
+        begun = time.monotonic()
+        answers = link.asked(found.link, grid, {i: content_for(found, 1) for i in range(4)}, 20.0)
+        assert sorted(answers) == [0, 1, 2]  # nobody waits for one that never came
+        assert time.monotonic() - begun < 10
+        for client, message in answers.items():
+            request = read_request(content_for(found, 1), DIM, 0, torch.float64)
+            (tmp_path / NAMES[client]).mkdir()
+            direct = answering(party(found.asked, client), client, tmp_path / NAMES[client])(request)
+            assert torch.equal(read_reply(message.content, DIM, torch.float64).message, direct.message)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def test_a_round_has_a_deadline_and_the_next_does_not_wait(tmp_path, monkeypatch):
+    """A client fetches its request and is never heard of again."""
+    monkeypatch.setattr(link, "SILENCE", 1.0)
+    with running(tmp_path, config()) as (found, grid):
+        for client in (0, 1):
+            found.join(client)
+        wait_until(lambda: len(found.link.here()) == 2)
+        silent = found.by_hand(2)
+        silent.pull()
+        both = {i: content_for(found, 1) for i in (0, 1, 2)}
+        taker = threading.Thread(target=lambda: wait_until(lambda: silent.pull() is not None), daemon=True)
+        taker.start()
+        begun = time.monotonic()
+        assert sorted(link.asked(found.link, grid, both, 2.0)) == [0, 1]
+        assert 1.9 < time.monotonic() - begun < 6
+        time.sleep(1.0)
+        begun = time.monotonic()
+        assert sorted(link.asked(found.link, grid, {i: content_for(found, 2, 1) for i in (0, 1, 2)}, 30.0)) == [0, 1]
+        assert time.monotonic() - begun < 10
+
+
+class Connection:
+    """A client by hand."""
+
+    def __init__(self, found: Running, client: int) -> None:
+        home = found.folder / "clients" / NAMES[client]
+        self.key = keys.private_key(home / "node.key")
+        self.client = node._connection(node.Server(f"localhost:{found.port}", found.authority), self.key)
+        self.node = node._joined(self.client, public_key_to_bytes(self.key.public_key()))
+
+    def pull(self) -> Any:
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+        found = self.client.PullMessages(PullMessagesRequest(node=self.node))
+        return found if found.messages_list else None
+
+
+def test_a_client_that_comes_back_within_a_round_is_asked_again(tmp_path):
+    """It fetched its request and died; started anew with the same key it answers in the same round."""
+    with running(tmp_path, config()) as (found, grid):
+        first = found.by_hand(0)
+        answers: dict[int, Any] = {}
+        asking = threading.Thread(
+            target=lambda: answers.update(link.asked(found.link, grid, {0: content_for(found, 1)}, 30.0))
+        )
+        asking.start()
+        wait_until(lambda: first.pull() is not None)
+        assert not answers
+        found.join(0)
+        asking.join(20.0)
+        assert list(answers) == [0]
+
+
+def test_a_key_that_is_not_on_the_roster_is_refused(tmp_path):
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    keys.make_client(stranger)
+    with running(tmp_path, config()) as (found, _):
+        server = node.Server(f"localhost:{found.port}", found.authority)
+        key = keys.private_key(stranger / "node.key")
+        app = client_app(party(found.asked, 0), 0, stranger, found.said.append, found.over.set)
+        with pytest.raises(UserError, match="does not know this key"):
+            node.take_part(server, key, app, lambda: False, lambda: False, found.said.append)
+        assert found.link.here() == set()
+
+
+def test_one_client_cannot_speak_for_another(tmp_path):
+    """With its own key, but another's number."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+    with running(tmp_path, config()) as (found, _):
+        mine, other = found.by_hand(0), found.by_hand(1)
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            mine.client.PullMessages(PullMessagesRequest(node=other.node))
+        assert refused.value.response.status_code == 401
+
+
+def test_a_server_with_another_certificate_is_not_believed(tmp_path):
+    (tmp_path / "x").mkdir()
+    with running(tmp_path, config()) as (found, _):
+        keys.make_server(tmp_path / "x", ["localhost"])
+        wrong = node.Server(f"localhost:{found.port}", (tmp_path / "x" / "ca.crt").read_bytes())
+        home = found.folder / "clients" / "north"
+        app = client_app(party(found.asked, 0), 0, home, found.said.append, found.over.set)
+        key = keys.private_key(home / "node.key")
+        with pytest.raises(UserError, match="does not prove that it is the federation's server"):
+            node.take_part(wrong, key, app, lambda: False, lambda: False, found.said.append)
+
+
+def test_the_server_opens_nothing_else(tmp_path):
+    """Flower's Control and Runtime APIs, which start code, registration, documentation, and what is too long."""
+    with running(tmp_path, config()) as (found, _):
+        import ssl
+
+        trust = ssl.create_default_context(cadata=found.authority.decode())
+        with httpx.Client(verify=trust, base_url=f"https://localhost:{found.port}") as client:
+            for path in (
+                "/v1/control/start-run", "/v1/control/register-node", "/v1/fleet/register-node", "/v1/fleet/get-fab",
+                "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/",
+            ):  # fmt: skip
+                assert client.post(path, content=b"").status_code == 404, path
+            proto = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+            assert client.post("/v1/fleet/pull-messages", content=b"", headers=proto).status_code == 401
+            assert client.post("/v1/fleet/pull-messages", content=bytes(10**6), headers=proto).status_code == 413
+
+
+def test_the_wire_carries_little_more_than_the_vectors(tmp_path):
+    """Flower's own count of what went down and up, against d numbers each way, in float32."""
+    features = 5_000
+    asked = config(run={"rounds": 3, "seed": 0}, participation={"name": "full"}, local={"name": "gd", "step": 0.1})
+    asked["federation"] = asked["federation"] | {"inputs": [features]}
+    folder = make(tmp_path / "fed", NAMES, [features], CLASSES, "localhost:1", None)
+    dim = (features + 1) * CLASSES
+    found = Running(folder, asked)
+    rng = np.random.default_rng(0)
+    with link.listening(found.link, found.where(), 10**6), found.link.grid() as grid:
+        own = Examples(rng.standard_normal((4, features)).astype(np.float32), np.array([0, 1, 2, 0]))
+        federation = for_client(asked, NAMES[0], own)
+        home = folder / "clients" / NAMES[0]
+        app = client_app(federation, 0, home, found.said.append, found.over.set)
+        server = node.Server(f"localhost:{found.port}", found.authority)
+        work = (server, keys.private_key(home / "node.key"), app, found.over.is_set, lambda: False, found.said.append)
+        found.threads.append(threading.Thread(target=node.take_part, args=work, daemon=True))
+        found.threads[0].start()
+        wait_until(lambda: bool(found.link.here()))
+        x = torch.randn(dim)
+        request = Request("a", federation.agreed, 1, 0, True, b"n" * 16, x)
+        before = grid.run
+        answers = link.asked(found.link, grid, {0: request_record(request)}, 20.0)
+        after = grid.run
+        found.leave()
+    assert read_reply(answers[0].content, dim, torch.float32).status == DONE
+    down, up, payload = after.bytes_sent - before.bytes_sent, after.bytes_recv - before.bytes_recv, 4 * dim
+    print(f"down {down} up {up} payload {payload}: {down / payload:.4f} {up / payload:.4f}")
+    assert payload < down < 1.05 * payload
+    assert payload < up < 1.05 * payload
+
+
+def test_a_port_in_use_is_said_in_a_sentence(tmp_path):
+    with (
+        running(tmp_path, config()) as (found, _),
+        pytest.raises(UserError, match="nothing can listen on"),
+        link.listening(found.link, found.where(), 1000),
+    ):
+        pass
+
+
+def test_lost_is_what_a_client_says_who_lost(tmp_path):
+    network = Network(config(), tmp_path)
+    reply = network.clients[0](request_for(network, 5, 4))
+    assert (reply.status, reply.round, reply.message) == (LOST, 0, None)
+
+
+def test_when_all_have_lost_their_memory_nobody_pays_for_empty_rounds(tmp_path):
+    network = Network(config(participation={"name": "full"}), tmp_path)
+    with pytest.raises(UserError, match="--forget-memories"):
+        for r in network.rounds():
+            if r.number == 2:
+                for name in NAMES:
+                    (tmp_path / name / "memory-a.safetensors").unlink()
+    assert len(network.said) == len(NAMES)
+
+
+def test_a_client_is_told_what_is_promised_and_whom_it_trusts():
+    said = promise(party(config(privacy={"epsilon": 3.0, "trust": "local"}), 0).plan)
+    assert said.startswith("this federation promises, after 6 rounds, ε ≤ 3.00 at δ = 1e-05 for each client (local")
+    assert "nobody is trusted with an exact message" in said
+    assert "nothing" in promise(None)
+
+
+def test_a_federation_that_has_come_to_its_end_says_so(fednormec_: Command, tmp_path):
+    """Without waiting for clients."""
+    fednormec_("federation", "init", "fed", "--clients", "2", "--inputs", "5", "--classes", "3")
+    run = tmp_path / "fed" / "run"
+    run.mkdir()
+    for name in ("config.toml", "metrics.jsonl"):
+        (run / name).write_text("")
+    summary = {"method": "m", "rounds": 1, "metrics": {}, "status": "done", "left_out": 0, "privacy": "p", "clients": 2}
+    (run / "summary.json").write_text(json.dumps(summary | {"parameters": 3}))
+    found = fednormec_("federation", "serve", "fed")
+    assert found.code == 0
+    assert "has come to its end already" in found.err
+
+
+def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path):
+    """The round ends between a client's two steps: it goes on, and answers the next."""
+    with running(tmp_path, config()) as (found, grid):
+        late = found.by_hand(0)
+        asking = threading.Thread(
+            target=lambda: link.asked(found.link, grid, {0: content_for(found, 1)}, 0.5), daemon=True
+        )
+        asking.start()
+        pulled = []
+        wait_until(lambda: bool(pulled.extend(filter(None, [late.pull()])) or pulled))
+        asking.join(10.0)
+        run = pulled[0].messages_list[0].metadata.run_id
+        with pytest.raises(ObjectPullError):
+            node._fetched(late.client, late.node, run, pulled[0].message_object_trees[0])
+        pulling, real = threading.Event(), node._fetched
+
+        def slowly(*given: Any) -> Any:
+            pulling.set()
+            if not found.over.wait(0.0) and not withdrawn.is_set():
+                withdrawn.wait(10.0)
+            return real(*given)
+
+        withdrawn = threading.Event()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(node, "_fetched", slowly)
+            found.join(0)
+            wait_until(lambda: bool(found.said))
+            assert link.asked(found.link, grid, {0: content_for(found, 1)}, 0.5) == {}
+            assert pulling.is_set()
+            withdrawn.set()
+            assert list(link.asked(found.link, grid, {0: content_for(found, 1)}, 20.0)) == [0]
+
+
+def test_nothing_piles_up_at_the_server(tmp_path):
+    """Answered, withdrawn, for a client that never came: after a round Flower holds nothing of it."""
+    with running(tmp_path, config()) as (found, grid):
+        found.join(0)
+        found.by_hand(1)
+        wait_until(lambda: len(found.link.here()) == 2)
+        for round in (1, 2, 3):
+            answers = link.asked(found.link, grid, {i: content_for(found, round, round - 1) for i in range(3)}, 1.0)
+            assert list(answers) == [0]
+            state = found.link.state
+            assert (state.num_message_ins(), state.num_message_res(), len(state.object_store.store)) == (0, 0, 0)
+
+
+def test_a_run_of_a_federation_stops_forgets_and_goes_on(tmp_path):
+    """The whole way of `serve` but for Flower: folder, records, ledger, checkpoint, statement."""
+    asked = config(participation={"name": "full"}, privacy=LOCAL)
+    network = Network(asked, tmp_path)
+    place = Wire(NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append)
+    says = besides(network.server.plan.mechanism, insecure=False)
+    site = Site(lambda found: for_server(found, tmp_path).experiment, place, says, "serve again")
+    stops = iter([False, False, True])
+    with pytest.raises(Stopped, match=r"stopped after round 3. To go on: serve again"):
+        perform(asked, "run", tmp_path / "run", quiet=True, stop=lambda: next(stops), site=site)
+    (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+    summary = go_on(tmp_path / "run", quiet=True, site=site._replace(forgets=True))
+    assert (summary["rounds"], summary["status"]) == (ROUNDS, "done")
+    assert all(request.base == 0 for request in network.requests[3].values())
+    assert network.said == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["not_private"]["missed"] for line in lines] == [0] * ROUNDS
+    assert "drop-outs" in summary["statement"]
+    assert fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds == ROUNDS
+
+
+def test_the_grid_is_flowers(tmp_path):
+    """Whoever writes a ServerApp of their own finds the grid that Flower describes."""
+    from flwr.app import Message, MessageType
+
+    with running(tmp_path, config()) as (found, grid):
+        found.join(1)
+        wait_until(lambda: len(found.link.here()) == 1)
+        assert list(grid.get_node_ids()) == [found.link.nodes[1]]
+        messages = [Message(content_for(found, 1), found.link.nodes[i], MessageType.TRAIN) for i in (1, 2)]
+        (reply,) = grid.send_and_receive(messages, timeout=20.0)
+        assert reply.metadata.src_node_id == found.link.nodes[1]
+        assert read_reply(reply.content, DIM, torch.float64).status == DONE
+
+
+def test_without_flower_the_commands_say_how_to_get_it(fednormec_: Command, monkeypatch):
+    monkeypatch.setattr("fednormec.cli.federation.find_spec", lambda name: None)
+    found = fednormec_("federation", "serve", "fed")
+    assert (found.code, sentence(found.err)) == (2, "a federation needs Flower: pip install 'fednormec[flower]'.")

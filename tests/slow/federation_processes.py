@@ -1,0 +1,351 @@
+"""A federation as people run it: a server and clients as processes on loopback, with TLS and keys; killed, restarted,
+cheated. `make test-federation` runs this: a few minutes, most of them for starting Python."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import free_port
+from safetensors.torch import load_file
+
+import fednormec as fn
+from fednormec.config.assemble import assemble
+from fednormec.data import from_arrays
+from fednormec.federation import keys
+from fednormec.federation.agreement import read_federation
+from fednormec.federation.provision import make
+from fednormec.privacy.ledger import read_ledger
+from fednormec.privacy.mechanism import Mechanism
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("north", "south", "east")
+PLAIN = """
+[model]
+name = "linear"
+[local]
+name = "sgd"
+step = 0.5
+steps = 3
+batch_size = 4
+[method]
+name = "fed_normec"
+beta = 0.3
+server_step = 0.5
+server_normalization = false
+[participation]
+name = "{participation}"
+[run]
+rounds = {rounds}
+seed = 3
+dtype = "float64"
+[federation]
+clients = []
+inputs = []
+classes = 3
+deadline = 60.0
+"""
+SEEDED = '[privacy]\nnoise_std = 0.7\ntrust = "{trust}"\n'
+SECURE = '[privacy]\nepsilon = 50.0\ntrust = "{trust}"\nrandomness = "secure"\n'
+CHEAT = """
+import sys
+import fednormec.federation.client as client
+
+honest = client.answering
+def cheating(*given):
+    answer = honest(*given)
+    def cheat(request):
+        reply = answer(request)
+        return reply._replace(message=reply.message * 1e6)
+    return cheat
+client.answering = cheating
+from fednormec.cli import main
+main()
+"""
+
+
+class Federation:
+    """A folder with its data, and the processes that were started for it, all of which end with the test."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder, self.fed = folder, folder / "fed"
+        self.processes: list[subprocess.Popen[str]] = []
+        self.agreed = () if 'randomness = "secure"' in text else ("--not-private",)
+        rng = np.random.default_rng(0)
+        self.data = [(rng.standard_normal((8 + i, 5)), rng.integers(0, 3, 8 + i)) for i in range(len(NAMES))]
+        for name, (x, y) in zip(NAMES, self.data, strict=True):
+            np.savez(folder / f"{name}.npz", x=x, y=y)
+        (folder / "asked.toml").write_text(text)
+        make(self.fed, NAMES, [5], 3, f"localhost:{free_port()}", folder / "asked.toml")
+
+    def start(self, *words: str, program: tuple[str, ...] = ("-m", "fednormec")) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *program, "federation", *words], cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def serve(self, *words: str) -> subprocess.Popen[str]:
+        return self.start("serve", "fed", "--quiet", "--json", *self.agreed, *words)
+
+    def join(self, name: str, program: tuple[str, ...] = ("-m", "fednormec")) -> subprocess.Popen[str]:
+        return self.start("join", f"fed/clients/{name}", "--data", f"{name}.npz", *self.agreed, program=program)
+
+    def finish(self, server: subprocess.Popen[str], clients: list[subprocess.Popen[str]]) -> dict[str, Any]:
+        """Waits for all; the summary."""
+        out, err = server.communicate(timeout=120)
+        assert server.returncode == 0, err
+        for client in clients:
+            assert client.wait(timeout=30) == 0, client.stderr and client.stderr.read()
+        summary = json.loads(out)
+        assert isinstance(summary, dict)
+        return summary | {"err": err}
+
+    def records(self) -> list[dict[str, Any]]:
+        path = self.fed / "run" / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def until(self, rounds: int) -> None:
+        wait_until(lambda: len(self.records()) >= rounds)
+
+    def model(self) -> torch.Tensor:
+        return torch.cat([t.flatten() for _, t in sorted(load_file(self.fed / "run" / "model.safetensors").items())])
+
+    def in_process(self) -> torch.Tensor:
+        """What the same training gives without a network."""
+        config = {k: v for k, v in read_federation(self.fed).items() if k != "federation"}
+        problem, algorithm, participation, privacy, run, _, _ = assemble(config, from_arrays(self.data))
+        *_, last = fn.simulate(problem, algorithm, participation, privacy, rounds=run.rounds, seed=run.seed)
+        return torch.cat([t.flatten() for _, t in sorted(problem.named(last.x).items())])
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def text(privacy: str = "", rounds: int = 8, participation: str = "full") -> str:
+    return PLAIN.format(rounds=rounds, participation=participation) + privacy
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[[str], Federation]]:
+    all_of_them: list[Federation] = []
+
+    def make(asked: str) -> Federation:
+        all_of_them.append(Federation(tmp_path, asked))
+        return all_of_them[-1]
+
+    yield make
+    for federation in all_of_them:
+        federation.end()
+
+
+def test_serve_and_join_train_what_one_process_would(made):
+    federation = made(text())
+    server = federation.serve()
+    clients = [federation.join(name) for name in NAMES]
+    summary = federation.finish(server, clients)
+    assert (summary["status"], summary["rounds"], summary["clients"]) == ("done", 8, 3)
+    assert all(r["not_private"] == {"computed": 3, "sent": 3, "left_out": 0, "missed": 0} for r in federation.records())
+    torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
+    assert not list((federation.fed / "run").glob("checkpoint*"))
+
+
+def test_with_seeded_noise_as_in_one_process(made, monkeypatch):
+    """Of the clients' own; the server's is tried in test_federation.py."""
+    federation = made(text(SEEDED.format(trust="local")))
+    summary = federation.finish(federation.serve(), [federation.join(name) for name in NAMES])
+    assert summary["trust"] == "local"
+    alone = Mechanism.noise
+
+    def sum_of_all(self: Mechanism, dim: int, senders: int, seed: int, round: int) -> np.ndarray:
+        return sum((alone(self, dim, 1, seed, round, i) for i in range(senders)), np.zeros(dim))
+
+    monkeypatch.setattr(Mechanism, "noise", sum_of_all)
+    torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
+
+
+def test_a_client_that_is_killed_and_restarted_goes_on(made):
+    """With the same key and its memory: the training is the one without the kill."""
+    federation = made(text(rounds=15))
+    server = federation.serve()
+    clients = [federation.join(name) for name in NAMES]
+    federation.until(5)
+    clients[1].kill()
+    clients[1].wait()
+    clients[1] = federation.join(NAMES[1])
+    federation.finish(server, clients)
+    assert [r["not_private"]["missed"] for r in federation.records()] == [0] * 15
+    torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
+
+
+def test_a_server_that_is_killed_goes_on_from_its_checkpoint(made):
+    federation = made(text(rounds=15))
+    server = federation.serve()
+    clients = [federation.join(name) for name in NAMES]
+    federation.until(5)
+    server.kill()
+    server.wait()
+    summary = federation.finish(federation.serve(), clients)
+    assert "goes on after round" in summary["err"]
+    assert [r["round"] for r in federation.records()] == list(range(1, 16))
+    torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
+
+
+def test_the_ledger_of_a_killed_server_never_says_less(made):
+    """Secure noise of the clients' own: what was paid for before the kill stays paid for."""
+    federation = made(text(SECURE.format(trust="local"), rounds=15))
+    server = federation.serve()
+    clients = [federation.join(name) for name in NAMES]
+    federation.until(5)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    paid = read_ledger(federation.fed / "run" / "ledger.jsonl").rounds
+    assert paid >= len(federation.records())
+    summary = federation.finish(federation.serve(), clients)
+    spent = read_ledger(federation.fed / "run" / "ledger.jsonl")
+    assert spent.rounds >= max(paid, summary["rounds"])
+    facts = json.loads((federation.fed / "run" / "privacy.json").read_text())
+    assert facts["rounds"] == spent.rounds
+    assert facts["epsilon"] == pytest.approx(spent.epsilon(1e-5))
+    assert summary["epsilon"] <= 50.0
+    statement = " ".join((federation.fed / "run" / "privacy.txt").read_text().split())
+    assert "nobody is trusted with an exact message" in statement
+    assert "drop-outs a message that does not come is not seen" in statement
+    assert "Flower over TLS" in statement
+
+
+def test_an_unregistered_key_is_refused(made, tmp_path):
+    federation = made(text())
+    server = federation.serve()
+    stranger = federation.fed / "clients" / "north"
+    mine = stranger / "node.key"
+    mine.rename(tmp_path / "kept.key")
+    keys.make_client(tmp_path)
+    (tmp_path / "node.key").rename(mine)
+    client = federation.join("north")
+    _, err = client.communicate(timeout=60)
+    assert client.returncode == 2
+    assert "fednormec: the server does not know this key" in err
+    assert server.poll() is None
+    server.kill()
+
+
+def test_a_client_that_cheats_is_refused_and_counted(made):
+    federation = made(text())
+    clients = [federation.join(name) for name in NAMES[:2]]
+    clients.append(federation.join(NAMES[2], program=("-c", CHEAT)))
+    summary = federation.finish(federation.serve(), clients)
+    assert summary["left_out"] == 8
+    assert all(r["not_private"] == {"computed": 3, "sent": 2, "left_out": 1, "missed": 0} for r in federation.records())
+    assert "note: east sent what was refused: its message has length" in summary["err"]
+
+
+def test_a_client_that_never_comes_stalls_nobody(made):
+    federation = made(text(SECURE.format(trust="central"), rounds=5))
+    begun = time.monotonic()
+    summary = federation.finish(federation.serve("--wait-for", "2"), [federation.join(name) for name in NAMES[:2]])
+    assert time.monotonic() - begun < 60  # the deadline of a single round
+    assert [r["not_private"]["missed"] for r in federation.records()] == [1] * 5
+    assert summary["trust"] == "central"
+    assert "whatever arrives" in " ".join(summary["statement"].split())
+
+
+def test_control_c_finishes_the_round_and_the_same_command_goes_on(made):
+    federation = made(text(rounds=15))
+    server = federation.serve()
+    clients = [federation.join(name) for name in NAMES]
+    federation.until(3)
+    server.send_signal(signal.SIGINT)
+    _, err = server.communicate(timeout=60)
+    assert server.returncode == 130
+    assert re.search(r"stopped after round \d+\. To go on: fednormec federation serve fed\n", err)
+    federation.finish(federation.serve(), clients)
+    torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
+
+
+# the README, and the example
+
+
+def test_the_example_is_one_command():
+    done = subprocess.run(
+        [sys.executable, "examples/federation/run.py"], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"test accuracy +([\d.]+)%", done.stdout)[1]) > 90
+    assert "none: no noise was added" in done.stdout
+
+
+def test_the_readmes_commands_are_a_federation(tmp_path):
+    """All of them side by side, in the order in which they stand, each in the folder where it is meant to be."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## A real federation: Flower\n")[2].partition("\n## ")[0]
+    lines = [line.partition("#")[0].strip() for line in re.findall(r"```sh\n(.*?)```", section, re.S)[0].splitlines()]
+    init, serve, *joins = [shlex.split(line) for line in lines if line.startswith("fednormec")]
+    assert [words[2] for words in (init, serve, *joins)] == ["init", "serve", "join", "join", "join"]
+    rng = np.random.default_rng(0)
+    for words in joins:
+        np.savez(tmp_path / words[words.index("--data") + 1], x=rng.random((9, 64)), y=rng.integers(0, 10, 9))
+    port = ("--address", f"localhost:{free_port()}")
+    python = [sys.executable, "-m"]
+    subprocess.run([*python, *init, *port], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    for path in tmp_path.rglob("federation.toml"):
+        path.write_text(path.read_text().replace("rounds = 60", "rounds = 3"))
+    with open(tmp_path / "said", "w") as said:
+        running = [
+            subprocess.Popen([*python, *words], cwd=tmp_path, stdout=said, stderr=said) for words in (serve, *joins)
+        ]
+        try:
+            assert [process.wait(timeout=120) for process in running] == [0] * 4, (tmp_path / "said").read_text()
+        finally:
+            for process in running:
+                process.kill()
+    assert (tmp_path / "fed" / "run" / "privacy.txt").read_text().startswith("ε ≤ 8.00 at δ = 1e-05 for each client")
+
+
+def test_nothing_speaks_to_anybody_else(made, tmp_path):
+    """Every address that any of the processes connects to is this machine's, by Python's own account; here without TLS,
+    which is for this machine alone."""
+    spy = tmp_path / "spy"
+    spy.mkdir()
+    (spy / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "def hear(event, given):\n"
+        "    if event == 'socket.connect':\n"
+        f"        with open({str(tmp_path / 'heard')!r}, 'a') as file:\n"
+        "            file.write(f'{given[1]!r}\\n')\n"
+        "sys.addaudithook(hear)\n"
+    )
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(spy)
+    try:
+        federation = made(text(rounds=3))
+        federation.agreed = (*federation.agreed, "--insecure")
+        federation.finish(federation.serve(), [federation.join(name) for name in NAMES])
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    heard = set((tmp_path / "heard").read_text().splitlines())
+    assert heard
+    assert all(re.match(r"\('(127\.0\.0\.1|::1)', ", address) for address in heard), heard

@@ -1,0 +1,265 @@
+"""Literal twins: every method as plain numpy loops over clients, every local operator as plain loops over steps.
+
+A world gives per-client gradients; nothing here uses the library's recursions, bounds or vectorised gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from literal import fed_normec as literal_fed_normec
+from literal import norm_alpha
+
+from fednormec.core.randomness import generator
+
+Gradient = Callable[[int, np.ndarray, Sequence[int] | None], np.ndarray]
+Local = Callable[["World", int, np.ndarray, int, np.ndarray], np.ndarray]  # (world, i, x, k, correction) -> T_i(x)
+
+
+class World(NamedTuple):
+    gradient: Gradient  # of f_i at x, over all components or the given ones
+    sizes: list[int]
+    x0: np.ndarray
+    cohorts: list[set[int]]
+    noises: list[np.ndarray]
+    p: float
+    sleep: bool
+    seed: int
+
+    @property
+    def M(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def d(self) -> int:
+        return len(self.x0)
+
+
+class End(NamedTuple):
+    x: np.ndarray
+    server_memory: np.ndarray
+    memories: np.ndarray
+
+
+# worlds
+
+
+def quadratic_gradient(A: np.ndarray, b: np.ndarray) -> Gradient:
+    def gradient(i, x, examples):
+        chosen = range(A.shape[1]) if examples is None else examples
+        return sum(A[i, j] @ (x - b[i, j]) for j in chosen) / len(chosen)
+
+    return gradient
+
+
+def logistic_gradient(features: list[np.ndarray], labels: list[np.ndarray], regularizer: float) -> Gradient:
+    def gradient(i, w, examples):
+        chosen = range(len(labels[i])) if examples is None else examples
+        total = np.zeros_like(w)
+        for j in chosen:
+            a, y = features[i][j], labels[i][j]
+            total += -y * a / (1 + np.exp(y * (a @ w)))
+        return total / len(chosen) + regularizer * 2 * w / (1 + w * w) ** 2
+
+    return gradient
+
+
+# local operators: T_i(x)
+
+
+def gd(gamma: float, T: int) -> Local:
+    def run(world, i, x, k, correction):
+        y = x
+        for _ in range(T):
+            y = y - gamma / T * (world.gradient(i, y, None) + correction)
+        return y
+
+    return run
+
+
+def ig(gamma: float, batch: int, order: str, epochs: int) -> Local:
+    def run(world, i, x, k, correction):
+        n = world.sizes[i]
+        rng = generator(world.seed, "local order", k, i)
+        steps = []
+        for _ in range(epochs):
+            visit = list(range(n)) if order == "cyclic" else list(rng.permutation(n))
+            steps += [visit[a : a + batch] for a in range(0, n, batch)]
+        y = x
+        for examples in steps:
+            y = y - gamma / len(steps) * (world.gradient(i, y, examples) + correction)
+        return y
+
+    return run
+
+
+def sgd(gamma: float, T: int, batch: int) -> Local:
+    def run(world, i, x, k, correction):
+        n = world.sizes[i]
+        b = min(batch, n)
+        rng = generator(world.seed, "local order", k, i)
+        y, left = x, []
+        for _ in range(T):
+            if len(left) < b:
+                left = list(rng.permutation(n))
+            examples, left = left[:b], left[b:]
+            y = y - gamma / T * (world.gradient(i, y, examples) + correction)
+        return y
+
+    return run
+
+
+# methods
+
+
+def clip(v: np.ndarray, tau: float) -> np.ndarray:
+    length = np.sqrt(np.sum(v * v))
+    return v if length <= tau else v * (tau / length)
+
+
+def largest(v: np.ndarray, k: int) -> np.ndarray:
+    kept = sorted(range(len(v)), key=lambda c: -abs(v[c]))[:k]
+    out = np.zeros_like(v)
+    for c in kept:
+        out[c] = v[c]
+    return out
+
+
+def computing(world: World, S: set[int]) -> list[int]:
+    return sorted(S) if world.sleep else list(range(world.M))
+
+
+def fed_normec(world, local, *, gamma, alpha, beta, eta, normalize=True):
+    def T(i, x, k):
+        return local(world, i, x, k, np.zeros(world.d))
+
+    x, v_hat, v = literal_fed_normec(
+        T, world.x0, world.M, world.cohorts, world.noises, p=world.p, alpha=alpha, beta=beta, gamma=gamma, eta=eta,
+        normalize=normalize, sleep=world.sleep,
+    )  # fmt: skip
+    return End(x, v_hat, v)
+
+
+def warmed_up_fed_normec(world, local, *, gamma, alpha, beta, eta, warmup):
+    """Server normalisation off; x stays for the first `warmup` rounds."""
+    x, v_hat, v = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
+    q = 1 if world.sleep else 1 / world.p
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in computing(world, S):
+            delta = norm_alpha((x - local(world, i, x, k, 0)) / gamma - v[i], alpha)
+            v[i] = v[i] + beta * delta
+            if i in S:
+                total += delta
+        v_hat = v_hat + beta * q * total / world.M
+        if k > warmup:
+            x = x - eta * v_hat
+    return End(x, v_hat, v)
+
+
+def alpha_normec(world, *, alpha, beta, eta):
+    assert world.p == 1
+    x, v_hat, v = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
+    for z in world.noises:
+        total = z.copy()
+        for i in range(world.M):
+            delta = norm_alpha(world.gradient(i, x, None) - v[i], alpha)
+            v[i] = v[i] + beta * delta
+            total += delta
+        v_hat = v_hat + beta * total / world.M
+        x = x - eta * v_hat / np.sqrt(np.sum(v_hat * v_hat))
+    return End(x, v_hat, v)
+
+
+def clip21(world, *, tau, eta, start_exact=False):
+    x, v = world.x0, np.zeros((world.M, world.d))
+    if start_exact:
+        v = np.stack([world.gradient(i, x, None) for i in range(world.M)])
+    v_hat = sum(v) / world.M
+    q = 1 if world.sleep else 1 / world.p
+    for S, z in zip(world.cohorts, world.noises, strict=True):
+        total = z.copy()
+        for i in computing(world, S):
+            delta = clip(world.gradient(i, x, None) - v[i], tau)
+            v[i] = v[i] + delta
+            if i in S:
+                total += delta
+        v_hat = v_hat + q * total / world.M
+        x = x - eta * v_hat
+    return End(x, v_hat, v)
+
+
+def clip21_sgd2m(world, *, tau, m, b, eta, start_exact=False):
+    x, v = world.x0, np.zeros((world.M, world.d))
+    if start_exact:
+        v = np.stack([world.gradient(i, x, None) for i in range(world.M)])
+    u, v_hat = v.copy(), sum(v) / world.M
+    q = 1 if world.sleep else 1 / world.p
+    for S, z in zip(world.cohorts, world.noises, strict=True):
+        total = z.copy()
+        for i in computing(world, S):
+            u[i] = (1 - m) * u[i] + m * world.gradient(i, x, None)
+            delta = clip(u[i] - v[i], tau)
+            v[i] = v[i] + b * delta
+            if i in S:
+                total += delta
+        v_hat = v_hat + b * q * total / world.M
+        x = x - eta * v_hat
+    return End(x, v_hat, np.concatenate([v, u], axis=1))
+
+
+def ef21(world, *, k, eta):
+    x, v_hat, v = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
+    q = 1 if world.sleep else 1 / world.p
+    for S in world.cohorts:
+        total = np.zeros(world.d)
+        for i in computing(world, S):
+            c = largest(world.gradient(i, x, None) - v[i], k)
+            v[i] = v[i] + c
+            if i in S:
+                total += c
+        v_hat = v_hat + q * total / world.M
+        x = x - eta * v_hat
+    return End(x, v_hat, v)
+
+
+def averaging(world, local, *, eta, psi):
+    x = world.x0
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in sorted(S):
+            total += psi(x - local(world, i, x, k, 0))
+        x = x - eta / (world.p * world.M) * total
+    return End(x, np.zeros(0), np.zeros((world.M, 0)))
+
+
+def fed_avg(world, local, *, eta):
+    return averaging(world, local, eta=eta, psi=lambda v: v)
+
+
+def dp_fed_avg_clip(world, local, *, tau, eta):
+    return averaging(world, local, eta=eta, psi=lambda v: clip(v, tau))
+
+
+def dp_fed_avg_normalized(world, local, *, alpha, beta, eta):
+    return averaging(world, local, eta=eta, psi=lambda v: beta * norm_alpha(v, alpha))
+
+
+def paper_baseline(world, local, *, gamma, alpha, beta):
+    """The experiments' FedAvg: x <- x - gamma mean(beta Norm_alpha(P_i) + z_i), p = 1."""
+    return averaging(world, local, eta=gamma, psi=lambda v: beta * norm_alpha(v / gamma, alpha))
+
+
+def scaffold(world, local, *, gamma, eta, tau=np.inf):
+    x, c, c_i = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in sorted(S):
+            y = local(world, i, x, k, c - c_i[i])
+            new = c_i[i] - c + (x - y) / gamma
+            message = clip(np.concatenate([(x - y) / gamma, new - c_i[i]]), tau)
+            c_i[i] = c_i[i] + message[world.d :]
+            total += message
+        x = x - eta * gamma / (world.p * world.M) * total[: world.d]
+        c = c + total[world.d :] / world.M
+    return End(x, c, c_i)

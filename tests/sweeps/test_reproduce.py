@@ -1,0 +1,289 @@
+"""The paper's experiments: the runs they ask for, the claims as arithmetic, and the whole command on a small scale."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import Command
+from folders import made
+
+import fednormec as fn
+from fednormec.config.assemble import rules
+from fednormec.core.randomness import generator
+from fednormec.privacy.mechanism import plan
+from fednormec.problems.quadratic import random_quadratic
+from fednormec.sweeps.paper import (
+    CLAIMS,
+    CLIENTS,
+    COMPENSATED,
+    FIGURES,
+    GAMMAS,
+    PLAIN,
+    Claim,
+    Findings,
+    Part,
+    Point,
+    Reproduction,
+    Scale,
+    _c1,
+    _c2,
+    _c3,
+    _c4,
+    _c5,
+    _cell,
+    cells,
+    markdown,
+    reproduce,
+    scale,
+)
+from fednormec.sweeps.pool import Cell, Outcome
+
+Curve = Callable[[Point, int], list[float]]
+TINY = Scale(
+    "tiny",
+    {
+        "data": {"source": "digits", "partition": "iid", "clients": CLIENTS},
+        "model": {"name": "linear"},
+        "privacy": {"epsilon": 8.0, "trust": "local", "calibration": "paper", "noise_scale": "total_norm"},
+        "run": {"rounds": 2},
+    },
+    (1, 2),
+    "gradient",
+    1,
+)
+
+
+def as_in_the_paper(point: Point, seed: int) -> list[float]:
+    """Curves of ten values that have every claim of the paper."""
+    if point.method == PLAIN:
+        top = 0.5 - 0.05 * abs(math.log10(point.beta * point.gamma) + 3) + 0.02 * (point.beta == 0.1)
+    else:
+        top = {0.001: 0.65, 0.01: 0.7, 0.1: 0.58}[point.beta] - 0.03 * (point.p < 1) - 0.01 * (point.gamma != 0.1)
+    return [top * min(1.0, (k + 1) / (5 if point.p == 1 else 7)) + seed / 1e4 for k in range(10)]
+
+
+def from_curves(tmp_path: Path, curve: Curve, seeds: tuple[int, ...] = (1, 2, 3)) -> Reproduction:
+    asked = scale(True, seeds)
+    outcomes = []
+    for cell in cells(FIGURES, asked):
+        *point, seed = cell.settings.values()
+        accuracies = curve(Point(*point), seed)
+        path = made(tmp_path / cell.name, accuracies, epsilon=3e4, label=True, run={"seed": seed})
+        outcomes.append(Outcome(cell, path, {"metrics": {}}, None))
+    return Reproduction(asked, outcomes)
+
+
+# the runs
+
+
+def test_every_figure_asks_for_the_grid_of_the_paper() -> None:
+    assert len(cells(FIGURES, scale(True))) == 3 * (9 + 9 + 3 + 9)
+    assert {len(points) for points in FIGURES.values()} == {9, 18}
+    for points in FIGURES.values():
+        assert {point.gamma for point in points} == set(GAMMAS)
+    assert [(cell.settings["seed"]) for cell in cells(["figure4"], scale(False))] == 9 * [42]
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("work", ["gradient", "pass", "steps", "minibatch"])
+def test_every_run_is_one_that_can_be_run_and_says_that_it_is_not_private(small: bool, work: str) -> None:
+    for cell in cells(FIGURES, scale(small, (1,), work)):
+        found = rules(cell.config)
+        assert found.privacy is not None and found.privacy.noise_scale == "total_norm"
+        assert found.privacy.calibration == "paper" and found.privacy.stream > 0
+        assert found.run.rounds == 300
+
+
+def test_cells_draw_their_own_noise() -> None:
+    streams = [cell.config["privacy"]["stream"] for cell in cells(FIGURES, scale(True))]
+    assert len(set(streams)) == len(streams)
+
+
+@pytest.mark.parametrize("method", [COMPENSATED, PLAIN])
+@pytest.mark.parametrize("p", [1.0, 0.25])
+def test_the_noise_of_a_message_has_the_papers_size_as_a_whole(method: str, p: float) -> None:
+    """E‖β z_i‖² = (p β √(K log(1/δ))/ε)²: β is in the server's step of one method and in the radius of the other."""
+    found = rules(_cell(Point(method, p, 0.01, 0.1), 1, scale(True)).config)
+    assert found.privacy is not None
+    made = plan(found.privacy, CLIENTS, found.participation, found.algorithm.bound.radius, 11_642, 300)
+    beta = 0.01 if method == COMPENSATED else 1.0  # what a message is multiplied with on arrival
+    size = beta * made.mechanism.noise_std * made.mechanism.radius * math.sqrt(11_642)
+    assert size == pytest.approx(p * 0.01 * math.sqrt(300 * math.log(1e5)) / 8)
+
+
+def test_fedavg_moves_by_a_normalised_update() -> None:
+    """One client, one step, no noise: x - γ β g/(α + ‖g‖), whatever the length of g."""
+    found = rules(_cell(Point(PLAIN, 1.0, 0.1, 0.01), 1, scale(True)).config)
+    problem = random_quadratic(1, 3, seed=1)
+    x = problem.init(generator(0, "init"))
+    g = problem.grad(x, np.array([0]))[0]
+    (first,) = fn.simulate(problem, found.algorithm, rounds=1, on=fn.Threads(1))
+    torch.testing.assert_close(first.x, x - 0.01 * 0.1 * g / (0.01 + g.norm()), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_steps_of_length_gamma_each_are_the_papers_recursion(k: int) -> None:
+    """P_i = (x - T_i(x))/γ with T_i of k steps of length γ: our γ is the length of all of them, hence the scaling."""
+    gamma, beta, alpha = 0.05, 0.1, 0.01
+    config = _cell(Point(COMPENSATED, 1.0, beta, gamma), 0, scale(True, local_work="steps", local_steps=k)).config
+    assert config["local"]["name"] == "sgd"  # here of full gradients, to compare with a loop
+    config["local"] = {"name": "gd", "step": config["local"]["step"], "steps": config["local"]["steps"]}
+    problem = random_quadratic(5, 3, seed=1)
+    ours = rules(config).algorithm
+    *_, last = fn.simulate(problem, ours, rounds=5, on=fn.Threads(1))
+    x = problem.init(generator(0, "init"))
+    start = x.clone()
+    v, total = torch.zeros(5, 3, dtype=x.dtype), torch.zeros(3, dtype=x.dtype)
+    for _ in range(5):
+        sent = []
+        for i in range(5):
+            y = x.clone()
+            for _ in range(k):
+                y = y - gamma * problem.grad(y, np.array([i]))[0]
+            gap = (x - y) / gamma - v[i]
+            delta = gap / (alpha + gap.norm())
+            v[i] += beta * delta
+            sent.append(delta)
+        total = total + beta * torch.stack(sent).mean(0)
+        x = x - gamma * total
+    assert not torch.equal(x, start)
+    torch.testing.assert_close(last.x, x, rtol=1e-12, atol=1e-14)
+
+
+# the claims
+
+
+def test_the_papers_own_curves_have_all_its_claims(tmp_path: Path) -> None:
+    done = from_curves(tmp_path, as_in_the_paper)
+    found = {claim.name: claim.verdict for claim in (check(done) for check in CLAIMS)}
+    assert found == {"C1": "holds", "C2": "holds", "C3": "holds", "C4": "holds", "C5": "holds"}
+    assert Findings([], (1.0, 1.0)).warning.count("1.00") == 1
+    assert done.tuned(COMPENSATED, 1.0, 0.01).gamma == 0.1
+
+
+def test_margins_are_differences_of_last_accuracies(tmp_path: Path) -> None:
+    parts = _c1(from_curves(tmp_path, as_in_the_paper)).parts
+    assert parts[0].margins == pytest.approx([0.05] * 3) and parts[1].margins == pytest.approx([0.12] * 3)
+    assert len(parts) == 6
+
+
+def test_a_claim_can_fail_in_part_on_average_and_wholly(tmp_path: Path) -> None:
+    def slow_is_best(point: Point, seed: int) -> list[float]:
+        better = 0.2 if point.beta == 0.001 and point.method == COMPENSATED else 0.0
+        return [value + better for value in as_in_the_paper(point, seed)]
+
+    def few_are_better(point: Point, seed: int) -> list[float]:
+        return [1 - value if point.method == COMPENSATED else value for value in as_in_the_paper(point, seed)]
+
+    assert _c1(from_curves(tmp_path / "a", slow_is_best)).verdict == "holds in 4, does not hold in 2 of 6 parts"
+    assert _c2(from_curves(tmp_path / "b", few_are_better)).verdict == "does not hold"
+    assert Part("", (0.1, 0.3, -0.01)).verdict == "holds on average"
+    assert Part("", (0.0,)).verdict == "does not hold"
+    assert Part("", (0.1, -0.3, 0.1)).verdict == "does not hold"
+    assert Claim("", "", 2 * (Part("", (0.1, 0.3, -0.01)),)).verdict == "holds on average"
+
+
+def test_transmissions_count_messages_until_the_target(tmp_path: Path) -> None:
+    """Full participation is at 65/70 of its end in round 10 of 20, p = 0.25 in round 14: 20 clients, k p M."""
+    done = from_curves(tmp_path, as_in_the_paper)
+    assert done.target() == pytest.approx(65 / 70 * (0.7 + 2e-4))
+    whole, few = (done.tuned(COMPENSATED, p, 0.01) for p in (1.0, 0.25))
+    assert done.transmissions(whole, 1, done.target()) == 10 * 20
+    assert done.transmissions(few, 1, done.target()) == 14 * 0.25 * 20
+    assert _c3(done).parts[1].margins == pytest.approx([200 / 70 - 1] * 3)
+
+
+def test_a_target_that_is_not_reached_counts_against_the_claim(tmp_path: Path) -> None:
+    def few_never_arrive(point: Point, seed: int) -> list[float]:
+        return [0.1] * 10 if point.p == 0.25 else as_in_the_paper(point, seed)
+
+    done = from_curves(tmp_path, few_never_arrive)
+    assert [part.verdict for part in _c3(done).parts] == ["holds", "does not hold"]
+    assert "not reached" in markdown([_c3(done)], done)
+
+
+def test_compensation_is_judged_at_every_beta(tmp_path: Path) -> None:
+    def plain_wins_once(point: Point, seed: int) -> list[float]:
+        wins = point.method == PLAIN and point.beta == 0.01
+        return [0.9] * 10 if wins else as_in_the_paper(point, seed)
+
+    verdicts = [part.verdict for part in _c4(from_curves(tmp_path, plain_wins_once)).parts]
+    assert verdicts == ["holds", "does not hold", "holds"]
+
+
+def test_the_heat_map_is_judged_by_the_highest_accuracy_on_the_way(tmp_path: Path) -> None:
+    def peaks_early(point: Point, seed: int) -> list[float]:
+        curve = as_in_the_paper(point, seed)
+        return [*curve[:-1], 0.0] if point.method == PLAIN else curve
+
+    done = from_curves(tmp_path, peaks_early)
+    assert _c5(done).verdict == "holds"
+    point = Point(PLAIN, 1.0, 0.1, 0.01)
+    assert done.highest(point, 1) == max(as_in_the_paper(point, 1)) and done.final(point, 1) == 0.0
+
+
+def test_the_page_says_how_private_it_is_not(tmp_path: Path) -> None:
+    done = from_curves(tmp_path, as_in_the_paper)
+    page = markdown([check(done) for check in CLAIMS], done)
+    assert page.startswith("NOT PRIVATE") and "3.00e+04" in page
+    assert page.count("| C1 |") == 6 and f"| {COMPENSATED} | 0.5 | 0.01 |" in page
+    assert f"| {COMPENSATED} | 0.5 | 0.1 |" not in page  # figure 2 has β = 0.01 alone
+
+
+# the whole
+
+
+def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(tmp_path: Path) -> None:
+    told: list[int] = []
+    found = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
+    assert [claim.name for claim in found.claims] == ["C5"]
+    said = json.loads((tmp_path / "claims.json").read_text())
+    assert found.text().startswith("NOT PRIVATE: ") and said["label"] == "NOT PRIVATE"
+    assert said["true_epsilon"] == list(found.true_epsilons) and min(said["true_epsilon"]) > 1000
+    for name in ("figure4.png", "figure4.pdf", "claims.md", "claims.json"):
+        assert (tmp_path / name).stat().st_size > 200
+    assert not (tmp_path / "figure1.png").exists()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
+    assert len(before) == 9 * 2
+    reproduce(["figure4"], TINY, tmp_path, 2, lambda news: told.append(news.cells_ended))
+    assert told == [18]
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn(tmp_path: Path, name: str) -> None:
+    from fednormec.sweeps.paper_figures import draw
+
+    draw(name, from_curves(tmp_path, as_in_the_paper), tmp_path)
+    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_a_run_that_failed_is_named(tmp_path: Path) -> None:
+    cell = Cell("lost", {**Point(PLAIN, 1.0, 0.1, 0.1)._asdict(), "seed": 1}, {})
+    with pytest.raises(fn.UserError, match="lost failed: no memory; the same command"):
+        Reproduction(TINY, [Outcome(cell, tmp_path, None, "no memory")])
+
+
+def test_mistakes_get_a_sentence(fednormec_: Command) -> None:
+    for arguments, words in {
+        ("reproduce", "figure9"): "did you mean 'figure4'",
+        ("reproduce", "figure1", "--small", "--local-work", "stpes"): "did you mean 'steps'",
+        ("reproduce", "figure1", "--small", "--workers", "0"): "workers",
+        ("reproduce", "figure1", "--small", "--rounds", "0"): "rounds",
+        ("reproduce", "figure1", "--small", "--rounds", "9" * 20): "accounting goes up to 1,000,000,000 rounds",
+    }.items():
+        said = fednormec_(*arguments)
+        assert said.code == 2 and words in said.err, said
+
+
+def test_data_that_are_missing_are_named_once(
+    fednormec_: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FEDNORMEC_DATA", str(tmp_path / "none"))
+    said = fednormec_("reproduce", "figure4", "--small")
+    assert said.code == 2 and said.err.count("\n") == 1 and "fednormec data fetch cifar10" in said.err
+    assert not (tmp_path / "reproduction").exists()

@@ -1,0 +1,75 @@
+"""The rooms of the house stand in one order, and no room uses one below it (docs/design.md)."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parent.parent / "src" / "fednormec"
+ORDER = (
+    "errors", "files", "drawing", "core", "algorithms", "problems", "data", "privacy", "engine", "config", "theory",
+    "runs", "results", "sweeps", "audit", "federation", "cli",
+)  # fmt: skip
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module of ours that is imported anywhere in a source: in functions and under TYPE_CHECKING, too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "fednormec")
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute, so that a reader sees the room"
+            if node.module == "fednormec":
+                yield from (f"fednormec.{alias.name}" for alias in node.names)
+            elif node.module is not None and node.module.startswith("fednormec."):
+                yield node.module
+
+
+def against_the_order(room: str, source: str) -> list[str]:
+    names = [name for name in imported(source) if name != "fednormec.__version__"]
+    return [name for name in names if ORDER.index(name.split(".")[1]) > ORDER.index(room)]
+
+
+def test_no_room_uses_one_below_it() -> None:
+    files = [path for path in HOUSE.rglob("*.py") if path.parent != HOUSE or path.stem in ORDER]
+    found = {path: against_the_order(path.relative_to(HOUSE).parts[0].removesuffix(".py"), path.read_text())
+             for path in files}  # fmt: skip
+    assert not {str(path): names for path, names in found.items() if names}
+    assert len(files) > 100
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from fednormec.runs.runner import perform",
+        "import fednormec.engine.simulation",
+        "from fednormec import theory",
+        "def work():\n    from fednormec.engine import threads",
+        "if TYPE_CHECKING:\n    from fednormec.cli.main import app",
+        "class A:\n    def work(self):\n        import fednormec.privacy.ledger as ledger",
+    ],
+)
+def test_an_import_against_the_order_is_found(planted: str) -> None:
+    source = (HOUSE / "core" / "bounds.py").read_text()
+    assert not against_the_order("core", source)
+    assert len(against_the_order("core", f"{source}\n{planted}\n")) == 1
+
+
+def test_the_top_level_shows_the_rooms() -> None:
+    held = {path.name for path in HOUSE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert held == set(ORDER[3:])
+    assert {path.name for path in HOUSE.glob("*.py")} == {
+        "__init__.py", "__main__.py", "errors.py", "files.py", "drawing.py",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ORDER[3:])
+def test_every_room_says_what_it_is_for_and_what_it_may_use(room: str) -> None:
+    said = ast.get_docstring(ast.parse((HOUSE / room / "__init__.py").read_text()))
+    assert said is not None and len(said.splitlines()) == 3, "three lines"
+    above, last = ORDER[: ORDER.index(room)], said.splitlines()[2]
+    assert last.startswith("May use: ")
+    named = set(above) if "every other room" in last else set(last.removeprefix("May use: ").rstrip(".").split(", "))
+    used = {name.split(".")[1] for path in (HOUSE / room).glob("*.py") for name in imported(path.read_text())}
+    assert used - {room, "errors", "files", "drawing", "__version__"} <= named <= set(above)
