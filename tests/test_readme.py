@@ -14,6 +14,7 @@ from subprocess import PIPE
 import guarantee
 import literal
 import numpy as np
+import observers
 import own_model_and_data
 import pytest
 import quickstart
@@ -143,6 +144,7 @@ def test_the_examples_run(capsys):
     assert len(losses) == 3
     measured, bound = guarantee.main(rounds=200)
     assert measured < bound
+    assert len(observers.main(rounds=20)) == 2
     literal.main()
     assert float(capsys.readouterr().out.split("difference:")[1]) < 1e-10
 

@@ -39,9 +39,10 @@ from fednormec.engine.checking import MethodCheck as MethodCheck
 from fednormec.engine.checking import check_method as check_method
 from fednormec.engine.clients import Job as Job
 from fednormec.engine.clients import Place as Place
+from fednormec.engine.observers import End as End
+from fednormec.engine.observers import Observer as Observer
 from fednormec.engine.ray_cluster import Ray as Ray
-from fednormec.engine.round import End as End
-from fednormec.engine.round import Observer as Observer
+from fednormec.engine.record import Record as Record
 from fednormec.engine.round import Round as Round
 from fednormec.engine.round import Trained as Trained
 from fednormec.engine.simulation import simulate as simulate

@@ -155,10 +155,10 @@ def test_whoever_writes_into_the_servers_state_is_stopped_before_the_release():
     assert paid == [1, 2]
 
 
-@pytest.mark.parametrize("place", [{"workers": 3}, {"chunk_size": 1}])
+@pytest.mark.parametrize("place", [fn.Threads(3), fn.Threads(chunk_size=1)])
 def test_every_worker_measures(place):
     with pytest.raises(BoundBroken, match="length 1.5"):
-        fresh(after(CLIP, lambda m: fn.Messages(torch.full_like(m.rows, 1.5 / math.sqrt(m.rows.shape[1])))), **place)
+        fresh(after(CLIP, lambda m: fn.Messages(torch.full_like(m.rows, 1.5 / math.sqrt(m.rows.shape[1])))), on=place)
 
 
 def test_one_message_among_many_is_found_and_idle_ones_do_not_count(sums):

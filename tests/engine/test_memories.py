@@ -63,7 +63,7 @@ def test_what_is_done_with_need_not_be_resident(tmp_path, monkeypatch):
 
 def test_pages_that_a_neighbour_shares_are_kept(tmp_path):
     """Rows of 1,000 bytes do not begin where pages do: what is written must be there afterwards."""
-    memories = Memories(100, 250, torch.float32, CPU, tmp_path)
+    memories = Memories((100, 250), torch.float32, CPU, tmp_path)
     expected = torch.arange(100 * 250, dtype=torch.float32).view(100, 250)
     for first in range(0, 100, 7):
         memories.rows[first : first + 7] = expected[first : first + 7]

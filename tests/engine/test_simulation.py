@@ -271,8 +271,8 @@ def test_exact_initial_memories_with_noise_are_refused():
     "bad",
     [
         {"rounds": 0},
-        {"workers": 0},
-        {"chunk_size": 0},
+        {"on": fn.Threads(workers=0)},
+        {"on": fn.Threads(chunk_size=0)},
         {"evaluate_every": 0},
         {"x0": torch.zeros(3, dtype=torch.float64)},
         {"x0": torch.zeros(5, dtype=torch.float32)},

@@ -432,14 +432,14 @@ def test_checkpoints_by_time(tmp_path, seconds):
     rounds = ("model.name=linear", "data.clients=6", "run.rounds=100")
     written = 0
 
-    def count(number: int) -> None:
+    def count(r: fn.Round, record: fn.Record) -> None:
         nonlocal written
-        written += checkpoints.path_in(tmp_path / "out", number - 1).exists()
+        written += checkpoints.path_in(tmp_path / "out", r.number - 1).exists()
         time.sleep(0.002)
 
     config = read(PLAIN, [*rounds, f"run.checkpoint_seconds={seconds}"])
     began = time.monotonic()
-    perform(config, "test", tmp_path / "out", quiet=True, on_round=count)
+    perform(config, "test", tmp_path / "out", quiet=True, observers=[fn.Observer(count)])
     took = time.monotonic() - began
     assert written == 99 if seconds == 0 else 1 <= written <= took / seconds
 

@@ -299,7 +299,7 @@ def test_progress_does_not_change_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(capsys.readouterr().err.splitlines()) == 3
     perform(config, "test", tmp_path / "quiet", quiet=True)
     assert capsys.readouterr() == ("", "")
-    *_, last = start(assemble(config), lambda number, plan: None)
+    *_, last = start(assemble(config), fn.Threads(), lambda number, plan: None)
     for out in ("shown", "quiet"):
         tensors = load_file(tmp_path / out / "model.safetensors")
         assert torch.equal(torch.cat([tensors["1.weight"].flatten(), tensors["1.bias"]]), last.x)

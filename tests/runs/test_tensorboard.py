@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from command import Command, sentence
 
+import fednormec as fn
 import fednormec.runs.tensorboard
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.runs.tensorboard import scalars
@@ -33,7 +34,7 @@ def test_the_figures_of_a_run_are_written_as_events(fednormec_: Command, tmp_pat
 
 
 def test_an_epsilon_that_protects_nobody_has_another_name() -> None:
-    record = {"round": 1, "epsilon": 99.0, "delta": 1e-5, "label": NOT_PRIVATE, "not_private": {"sent": 3}}
+    record = fn.Record({"round": 1, "epsilon": 99.0, "delta": 1e-5, "label": NOT_PRIVATE, "not_private": {"sent": 3}})
     assert scalars(record) == {"epsilon_NOT_PRIVATE": 99.0, "not_private/sent": 3.0}
 
 

@@ -63,14 +63,15 @@ def soak(rounds: int, out: Path) -> dict[str, Any]:
              "run.checkpoint_seconds=0.25", "run.evaluate_every=500"]  # fmt: skip
     watched: list[tuple[int, float, int]] = []
 
-    def watch(number: int) -> None:
+    def watch(r: fn.Round, record: fn.Record) -> None:
+        number = r.number
         if number % max(1, rounds // 20) == 0:
             watched.append((number, round(resident_mb(), 1), open_files()))
             print(f"round {number}: {watched[-1][1]} MB, {watched[-1][2]} files", file=sys.stderr, flush=True)
 
     reader, began = Reader(out / "metrics.jsonl"), time.monotonic()
     reader.start()
-    summary = perform(read(QUICKSTART, asked), "soak", out, quiet=True, on_round=watch)
+    summary = perform(read(QUICKSTART, asked), "soak", out, quiet=True, observers=[fn.Observer(watch)])
     reader.stop.set()
     reader.join()
     settled = [row for row in watched if row[0] >= rounds // 10]

@@ -328,12 +328,12 @@ def test_a_run_whose_worker_was_killed_goes_on_to_the_same_bits(cluster, tmp_pat
     whole(tmp_path / "whole", *asked)
     before = set(workers_of(os.getpid()))
 
-    def kill_in_round_5(number: int) -> None:
-        if number == 5:
+    def kill_in_round_5(r: Round, record: fn.Record) -> None:
+        if r.number == 5:
             os.kill((set(workers_of(os.getpid())) - before).pop(), signal.SIGKILL)
 
     with pytest.raises(UserError, match="a worker died, .* To go on: fednormec run --resume ") as told:
-        whole(tmp_path / "out", *asked, on=Ray(), workers=1, on_round=kill_in_round_5)
+        whole(tmp_path / "out", *asked, on=Ray(), workers=1, observers=[fn.Observer(kill_in_round_5)])
     assert len(str(told.value).splitlines()) == 1
     assert [path.name for path in checkpoints.newest_first(tmp_path / "out")] == ["checkpoint-3.safetensors"]
     go_on(tmp_path / "out", quiet=True, site=Site(on=Ray()), workers=1)

@@ -66,7 +66,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         for cell in todo:
             path = cells_module._path(folder, cell)
             try:
-                perform(cell.config, cell.name, path, quiet=True, on_round=partial(board.round, cell.name))
+                seen = fn.Observer(lambda r, record, name=cell.name: board.round(name, r.number))
+                perform(cell.config, cell.name, path, quiet=True, observers=[seen])
             except UserError as error:
                 board.end(cells_module._failed(cell, path, str(error)))
             else:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from fednormec.core.stages import stage
 from fednormec.core.vectors import same_bits
 from fednormec.engine.checking import require_keeps
 from fednormec.engine.clients import Clients, Job, Place
+from fednormec.engine.observers import Observer, watching
 from fednormec.engine.planning import evaluation_interval, planned
-from fednormec.engine.round import End, Observer, Resumed, Round, Saved, Trained, record, watching
+from fednormec.engine.record import Record
+from fednormec.engine.round import Resumed, Round, Saved, Trained, record
 from fednormec.engine.threads import Threads, one_arithmetic_thread
 from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
 from fednormec.privacy.mechanism import Plan, Privacy
@@ -96,7 +98,7 @@ def train(
     workers: int | None = None,
     on: Place | None = None,
     observers: Sequence[Observer] = (),
-    stop_when: Callable[[dict[str, Any]], str | None] = lambda public: None,
+    stop_when: Callable[[Record], str | None] = lambda public: None,
 ) -> Trained:
     """Runs `simulate` to its end and returns the last finite model with the history. A divergence does not raise.
 
@@ -130,7 +132,7 @@ def train(
     every = evaluate_every
     if every is None:
         every = evaluation_interval(problem, algorithm, participation or full(), rounds, privacy is not None)
-    x, history, diverged, statement, stopped = x0, list[dict[str, Any]](), None, None, None
+    x, history, diverged, statement, stopped = x0, list[Record](), None, None, None
     spent: list[Plan] = []
     simulation = simulate(
         problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
@@ -142,13 +144,13 @@ def train(
                 x = r.x
                 history.append(record(r))
                 watch.after(r, history[-1])
-                stopped = None if r.last else stop_when({k: v for k, v in history[-1].items() if k != "not_private"})
+                stopped = None if r.last else stop_when(history[-1].public_part)
                 if stopped is not None:
                     simulation.close()
         except Diverged as end:
             diverged = end
         why = str(diverged) if diverged is not None else None if stopped is None else f"stopped on request: {stopped}"
-        watch.close(End(len(history), why))
+        watch.close(why)
     x = problem.init(generator(seed, "init")) if x is None else x
     if spent:
         statement = state(spent[-1], len(spent), ended=why)

@@ -39,8 +39,9 @@ from fednormec.federation.messages import Refused, Reply, Request, read_reply, r
 from fednormec.federation.node import Server, take_part
 from fednormec.federation.transport import Link, LinkGrid, Listen, asked, listening
 from fednormec.federation.wire import Wire
-from fednormec.files import Lines, read_json, replace_text, to_json
+from fednormec.files import Lines, replace_text, to_json
 from fednormec.privacy.mechanism import Plan
+from fednormec.runs.records import finished
 from fednormec.runs.runner import Site, go_on, perform
 
 FACTS, RUN = "federation.json", "run"
@@ -70,7 +71,7 @@ def serve(folder: Path, how: Serving, stop: Callable[[], bool]) -> dict[str, Any
     plan = federation.plan
     require_consent(plan, how.not_private)
     out = how.out or folder / RUN
-    if "status" in read_json(out / "summary.json"):
+    if finished(out) is not None:
         return go_on(out, how.quiet)  # says that it has come to its end
     if (out / "config.toml").exists() and for_server(read(out / "config.toml"), folder).agreed != federation.agreed:
         raise UserError(f"federation.toml was changed since the run in {out} began: put the old one back, or start "

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fednormec.config.schema import Config
+from fednormec.engine.record import APART, Record
 from fednormec.errors import UserError, visible
 from fednormec.privacy.labels import NOT_PRIVATE
+from fednormec.runs.records import SUMMARY, Summary, finished
 
 PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
 PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # if the test set is; every other figure looks at clients' data
@@ -22,14 +24,14 @@ DEPTH = 3  # how far below a given folder runs are looked for
 @dataclass(frozen=True)
 class Run:
     """What could be read of a run folder; `problems` says what could not, a sentence each. summary is None for a run
-    that has not come to its end."""
+    that has not finished."""
 
     path: Path
     name: str
     config: Config
     environment: dict[str, Any]
-    summary: dict[str, Any] | None
-    records: tuple[dict[str, Any], ...]
+    summary: Summary | None
+    records: tuple[Record, ...]
     statement: str | None
     guarantee: dict[str, Any] | None
     problems: tuple[str, ...]
@@ -41,14 +43,20 @@ class Run:
         return f"{self.name} ({NOT_PRIVATE})" if self.protection == NOT_PRIVATE else self.name
 
     @property
+    def said(self) -> dict[str, Any]:
+        """What the summary says; nothing for a run that has not finished."""
+        return {} if self.summary is None else self.summary
+
+    @property
     def status(self) -> str:
-        return "unfinished" if self.summary is None else visible(self.summary.get("status", "done"))
+        return "unfinished" if self.summary is None else visible(self.summary.status)
 
     @property
     def rounds(self) -> int:
         """How many rounds were run."""
-        found = number((self.summary or {}).get("rounds"))
-        return int(found) if found is not None else max((_round(line) for line in self.records), default=0)
+        if self.summary is not None:
+            return self.summary.rounds
+        return max((_round(line) for line in self.records), default=0)
 
     @property
     def seed(self) -> Any:
@@ -57,13 +65,13 @@ class Run:
     @property
     def clients(self) -> int | None:
         own = (self.config.get(section, {}).get("clients") for section in ("data", "problem"))
-        found = (number(value) for value in ((self.summary or {}).get("clients"), *own))
+        found = (number(value) for value in (self.said.get("clients"), *own))
         return next((int(value) for value in found if value is not None), None)
 
     @property
     def protection(self) -> str:
         """PRIVATE, NOT_PRIVATE (noise that protects nobody), NO_PRIVACY (none), or UNKNOWN where too little is left."""
-        said, asked = self.summary or {}, self.config.get("privacy")
+        said, asked = self.said, self.config.get("privacy")
         lines = [*self.records, *self.ledger]
         if asked and asked.get("noise_scale") == "total_norm" or any("label" in line for line in lines):
             return NOT_PRIVATE
@@ -76,14 +84,14 @@ class Run:
     @property
     def epsilon(self) -> float | None:
         """The most that any file says was spent, inf where no ε is finite; None if nothing was paid."""
-        lines = (self.summary or {}, *self.records, *self.ledger)
+        lines = (self.said, *self.records, *self.ledger)
         spent = [line["epsilon"] for line in lines if "epsilon" in line]
         found = [number(value) for value in spent]
         return max((math.inf if value is None else value for value in found), default=None)
 
     @property
     def delta(self) -> float | None:
-        lines = (self.summary or {}, *self.records, *self.ledger, self.config.get("privacy", {}))
+        lines = (self.said, *self.records, *self.ledger, self.config.get("privacy", {}))
         return next((value for line in lines if (value := number(line.get("delta"))) is not None), None)
 
     @property
@@ -100,7 +108,7 @@ class Run:
 
     def public(self, metric: str) -> bool:
         """Whether no client's data enter it but through what was released: records put the others apart."""
-        apart = [*map(_apart, self.records), (self.summary or {}).get("not_private") or ()]
+        apart = [*(line.apart for line in self.records), self.said.get(APART) or ()]
         return metric in PUBLIC and not any(metric in names for names in apart)
 
     def values(self, metric: str) -> list[tuple[int, float]]:
@@ -113,8 +121,8 @@ class Run:
         values = self.values(metric)
         if values:
             return values[-1][1]
-        metrics = (self.summary or {}).get("metrics")
-        return _or_nan(metrics[metric]) if isinstance(metrics, dict) and metric in metrics else None
+        metrics = {} if self.summary is None else self.summary.metrics
+        return _or_nan(metrics[metric]) if metric in metrics else None
 
     def best(self, metric: str) -> float | None:
         """The best value over the rounds: the largest accuracy, the least of anything else."""
@@ -126,9 +134,7 @@ class Run:
 def read_run(path: Path | str) -> Run:
     """Reads what can be read of a run folder; never fails for what lies in it."""
     path, problems = Path(path), list[str]()
-    summary = _json(path / "summary.json", problems, must=False)
-    if summary is None and not (path / "summary.json").exists():
-        problems.append("summary.json is missing: the run did not come to its end")
+    summary = _summary(path, problems)
     statement = _text(path / "privacy.txt", problems, must=bool(summary and "private" in summary))
     run = Run(
         path=path,
@@ -136,7 +142,7 @@ def read_run(path: Path | str) -> Run:
         config=_config(path / "config.toml", problems),
         environment=_json(path / "environment.json", problems) or {},
         summary=summary,
-        records=_lines(path / "metrics.jsonl", problems),
+        records=tuple(map(Record, _lines(path / "metrics.jsonl", problems))),
         statement=None if statement is None else statement.rstrip("\n"),
         guarantee=_json(path / "guarantee.json", problems, must=False),
         problems=(),
@@ -178,17 +184,11 @@ def number(value: Any) -> float | None:
         return None
 
 
-def _figure(line: dict[str, Any], metric: str) -> float | None:
-    for where in (line, _apart(line)):
+def _figure(line: Record, metric: str) -> float | None:
+    for where in (line, line.apart):
         if metric in where:
             return _or_nan(where[metric])
     return None
-
-
-def _apart(line: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a record that look at clients' data."""
-    found = line.get("not_private")
-    return found if isinstance(found, dict) else {}
 
 
 def _or_nan(value: Any) -> float:
@@ -235,6 +235,16 @@ def _told_apart(runs: list[Run]) -> list[Run]:
             for run in runs
         ]
     return runs
+
+
+def _summary(folder: Path, problems: list[str]) -> Summary | None:
+    """The summary of a run that has finished; a damaged one is as good as none."""
+    found = finished(folder)
+    if found is None:
+        there = (folder / SUMMARY).exists()
+        what = "is damaged: the run counts as unfinished" if there else "is missing: the run did not come to its end"
+        problems.append(f"{SUMMARY} {what}")
+    return found
 
 
 def _text(path: Path, problems: list[str], must: bool = True) -> str | None:

@@ -121,7 +121,7 @@ def _head(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     days = sorted({str(run.environment.get("started", ""))[:10] for run in runs} - {""})
     said = [counted(len(runs), "run"), *([" to ".join(dict.fromkeys((days[0], days[-1])))] if days else [])]
-    first = (runs[0].summary or {}).get("method")
+    first = runs[0].said.get("method")
     if len(groups) == 1 and first:
         said.insert(0, str(first))
     return (
@@ -163,7 +163,7 @@ def _tiles(groups: Sequence[Group]) -> str:
         tiles.append(
             tile("without privacy, for reference", figure(decisive, other.final(decisive)), f"of {other.label}")
         )
-    facts = (run.summary or {}) | {"clients": run.clients}
+    facts = run.said | {"clients": run.clients}
     asked = run.config.get("privacy", {})
     if asked:
         trust, adjacency = (facts.get(key, asked.get(key, "–")) for key in ("trust", "adjacency"))
@@ -257,7 +257,7 @@ def _statement(run: Run) -> tuple[str, str, str]:
     """The kind of box, the claim and the rest: the statement word for word, or what is known where there is none."""
     alarm = " alarm" if run.protection == NOT_PRIVATE else ""
     if run.protection not in (PRIVATE, NOT_PRIVATE):
-        what = (run.summary or {}).get("privacy", WITHOUT[run.protection])
+        what = run.said.get("privacy", WITHOUT[run.protection])
         return " none", run.protection.capitalize(), f"<p>{escape(what)}</p>"
     if run.statement is None:
         so_far = "Nothing was released yet" if run.epsilon is None else _so_far(run)
@@ -310,7 +310,7 @@ def _guarantees(groups: Sequence[Group]) -> str:
 
 
 def _guarantee(run: Run) -> dict[str, Any] | None:
-    found = run.guarantee or (run.summary or {}).get("guarantee")
+    found = run.guarantee or run.said.get("guarantee")
     return found if isinstance(found, dict) and found else None
 
 

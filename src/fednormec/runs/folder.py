@@ -18,13 +18,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednormec.config.schema import Section, dump
+from fednormec.engine.record import Record
 from fednormec.errors import NotWritten, UserError
-from fednormec.files import PART, Lines, digest, read_json, replace_text, replaced, to_json
+from fednormec.files import PART, Lines, digest, replace_text, replaced, to_json
 from fednormec.privacy.ledger import Ledger
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement
 from fednormec.runs.environment import environment
-from fednormec.runs.records import is_record
+from fednormec.runs.records import SUMMARY, finished
 
 BEGUN = {"metrics.jsonl", "environment.json", f"environment.json{PART}", f"config.toml{PART}"}  # before its config
 
@@ -36,7 +37,7 @@ class RunFolder:
     def __init__(self, path: Path, metrics: Lines) -> None:
         self.path, self._metrics = path, metrics
         self._ledger: Ledger | None = None
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self._before = deque[bytes]()
         self._size, self._digest = 0, hashlib.sha256()  # of the records that stand
         self.differs: int | None = None
@@ -58,7 +59,7 @@ class RunFolder:
 
     @classmethod
     def again(cls, path: Path) -> "RunFolder":
-        """The folder of a run that did not come to its end, or did: see `finished`."""
+        """The folder of a run that was begun before; raises UserError if there is none."""
         if not (path / "config.toml").is_file() or not (path / "metrics.jsonl").is_file():
             raise UserError(f"{path} holds no run to go on with.")
         folder = cls(path, Lines(path / "metrics.jsonl", new=False))
@@ -74,17 +75,11 @@ class RunFolder:
             self._ledger.close()
 
     @property
-    def finished(self) -> dict[str, Any] | None:
-        """The summary of a run that came to its end."""
-        found = read_json(self.path / "summary.json")
-        return found if {"method", "rounds", "metrics", "status"} <= set(found) else None
-
-    @property
     def releases(self) -> int:
         """How many rounds are paid for."""
         return 0 if self._ledger is None else self._ledger.releases
 
-    def readable(self) -> list[dict[str, Any]]:
+    def readable(self) -> list[Record]:
         """The records that are there, as far as they are whole and in order."""
         return self._read()[0]
 
@@ -114,7 +109,7 @@ class RunFolder:
             self._ledger = Ledger(self.path / "ledger.jsonl", plan, self.config_digest)
         return self._ledger
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """One round's record, readable at once."""
         line = f"{to_json(record)}\n".encode()
         before = self._before.popleft() if self._before else None
@@ -144,18 +139,17 @@ class RunFolder:
             self.note("privacy", statement.facts)
         with replaced(self.path / "model.safetensors") as file:
             file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
-        self.note("summary", summary)
+        self.note(Path(SUMMARY).stem, summary)
 
-    def _read(self) -> tuple[list[dict[str, Any]], list[bytes]]:
+    def _read(self) -> tuple[list[Record], list[bytes]]:
         """Records and their lines, as far as they are whole and in order."""
-        records: list[dict[str, Any]] = []
-        lines: list[bytes] = []
+        records, lines = list[Record](), list[bytes]()
         for line in self._metrics.read()[:-1]:
             try:
-                record = json.loads(line)
+                record = Record.read(json.loads(line), len(records) + 1)
             except (ValueError, RecursionError):
                 break
-            if not is_record(record, len(records) + 1):
+            if record is None:
                 break
             records.append(record)
             lines.append(line + b"\n")
@@ -181,7 +175,7 @@ def _fresh(path: Path) -> Lines:
         if held:
             what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
             to_do = "choose another with --out"
-            if "config.toml" in held and "summary.json" not in held:
+            if "config.toml" in held and finished(path) is None:
                 to_do += f", or go on with it: fednormec run --resume {shlex.quote(str(path))}"
             raise UserError(f"the output folder {path} {what}: nothing was changed; {to_do}.")
         return Lines(path / "metrics.jsonl", new=True)

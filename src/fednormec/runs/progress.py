@@ -4,13 +4,17 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from fednormec.core.problem import Metrics
+from fednormec.engine.observers import Observer
+from fednormec.privacy.labels import NOT_PRIVATE, up
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from fednormec.engine.round import Round
 
 
 Show = Callable[[int, Metrics | None, str | None], None]
@@ -30,6 +34,20 @@ class News(NamedTuple, Generic[T]):
     total: int
     ended: T | None
     cells_ended: int
+
+
+def progress(rounds: int, quiet: bool, begun: int = 0) -> Observer:
+    """Shows a person how far a run is; `begun` rounds were done in an earlier command."""
+    open = ExitStack()
+    show = open.enter_context(shown(rounds, quiet, begun))
+    return Observer(lambda r, record: show(r.number, r.metrics, spent(r)), lambda end: open.close())
+
+
+def spent(r: "Round") -> str | None:
+    """The ε spent so far, with its label; None without privacy."""
+    if r.plan is None or r.epsilon is None:
+        return None
+    return f"ε {up(r.epsilon)}" + (f" {NOT_PRIVATE}" if r.plan.total_norm else "")
 
 
 @contextmanager

@@ -1,16 +1,75 @@
-"""What a round writes down, and whether a line that was read back can be that."""
+"""What a run folder says of a run: how it ended (`Summary`, `finished`), and what its records come to (`Tally`).
 
-from typing import Any
+Whoever asks whether a run has finished asks `finished`: run, resume, sweep, serve and report then agree, also where the
+summary is damaged.
+"""
 
-from fednormec.engine.round import COUNTS, MISSED
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, final
+
+from fednormec.engine.record import Record
+from fednormec.files import read_json
+
+SUMMARY = "summary.json"
+SHOWN = ("test_accuracy", "train_loss")  # the curve of a run is that of the first of these that it has
 
 
-def is_record(found: Any, number: int) -> bool:
-    """Whether this can be what a round wrote down: numbers, those about clients apart and with a count of them."""
-    if not (isinstance(found, dict) and found.get("round") == number and isinstance(found.get("not_private"), dict)):
-        return False
-    figures = {key: value for key, value in found.items() if key not in ("round", "label", "not_private")}
-    apart = found["not_private"]
-    numbers = all(value is None or type(value) in (int, float) for value in (*figures.values(), *apart.values()))
-    counted = all(type(apart.get(name)) is int for name in COUNTS)
-    return numbers and counted and ("train_loss" in apart or set(apart) <= {*COUNTS, MISSED})
+@final
+class Summary(dict[str, Any]):
+    """How a run ended, as a dict that JSON can hold: summary.json, which is written last of all.
+
+    Keys that every summary has: `method` (its name), `rounds` (number of rounds done), `metrics` (the last figures of
+    the model, null where one was not finite), `status` (done, diverged or budget_spent). A private run adds `epsilon`,
+    `delta`, `private` and more of its statement.
+    """
+
+    @classmethod
+    def read(cls, found: Any) -> "Summary | None":
+        """The summary, if what was found is one."""
+        kinds = {"method": str, "rounds": int, "metrics": dict, "status": str}
+        whole = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
+        return cls(found) if whole else None
+
+    @property
+    def status(self) -> str:
+        return str(self["status"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self["rounds"])
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        found: dict[str, Any] = self["metrics"]
+        return found
+
+
+def finished(folder: Path) -> Summary | None:
+    """The summary of the run in this folder if it has finished; None if it has not, or its summary is damaged."""
+    return Summary.read(read_json(folder / SUMMARY))
+
+
+class Tally:
+    """What a run's records come to, whether they were read back or are new."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.rounds, self.left_out = 0, 0
+        self.latest: dict[str, float] = {}
+        self.private: set[str] = set()  # those of the latest figures that look at clients' data
+        self.curve: list[float] = []
+        self.evaluated: list[Record] = []
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """One more round."""
+        self.rounds, self.left_out = record["round"], self.left_out + record.apart["left_out"]
+        if not record.evaluated:
+            return
+        found = {**record.public, **record.private}
+        self.latest = {key: math.nan if value is None else value for key, value in found.items()}
+        self.private = set(record.private)
+        self.evaluated.append(record)
+        self.curve.append(next(self.latest[key] for key in (*SHOWN, *self.latest) if key in self.latest))

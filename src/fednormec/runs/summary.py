@@ -8,6 +8,7 @@ from fednormec.config.assemble import Experiment
 from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
 from fednormec.runs.profile import table
+from fednormec.runs.records import Summary, Tally
 
 FIGURES = {"test_accuracy": ".1%", "test_loss": ".4f", "train_loss": ".4f", "gradient_norm": ".3e"}
 
@@ -59,13 +60,10 @@ def _looks(name: str, summary: dict[str, Any]) -> str:
 
 
 def summarize(
-    experiment: Experiment,
-    rounds: int,
-    metrics: dict[str, float],
-    out: Path,
-    ended: str | None,
-    statement: Statement | None,
-) -> dict[str, Any]:
+    experiment: Experiment, tally: Tally, out: Path, ended: str | None, statement: Statement | None
+) -> Summary:
+    """The summary of a run that has finished: `ended` says how the model diverged, if it did."""
+    rounds = tally.rounds
     status = "done" if ended is None else "diverged"
     if statement is not None and ended is None and rounds < experiment.run.rounds:
         status = "budget_spent"
@@ -73,21 +71,23 @@ def summarize(
             f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed the budget of "
             f"ε = {statement.facts['budget']:g}"
         )
-    summary: dict[str, Any] = {
-        "method": experiment.algorithm.name,
-        "rounds": rounds,
-        "metrics": metrics,
-        "out": str(out),
-        "status": status,
-        "message": ended,
-        "local": experiment.algorithm.local.name,
-        "bound": experiment.algorithm.bound.name,
-        "participation": experiment.participation.name,
-        "idle": experiment.algorithm.rule(experiment.participation).idle,
-        "clients": experiment.problem.num_clients,
-        "parameters": experiment.problem.dim,
-        "privacy": "none: no noise was added, the clients' data are not protected",
-    }
+    summary = Summary(
+        {
+            "method": experiment.algorithm.name,
+            "rounds": rounds,
+            "metrics": tally.latest,
+            "out": str(out),
+            "status": status,
+            "message": ended,
+            "local": experiment.algorithm.local.name,
+            "bound": experiment.algorithm.bound.name,
+            "participation": experiment.participation.name,
+            "idle": experiment.algorithm.rule(experiment.participation).idle,
+            "clients": experiment.problem.num_clients,
+            "parameters": experiment.problem.dim,
+            "privacy": "none: no noise was added, the clients' data are not protected",
+        }
+    )
     if statement is not None:
         shown_facts = ("private", "epsilon", "delta", "accountant", "noise_std", "trust", "adjacency")
         summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in shown_facts}}

@@ -1,14 +1,16 @@
 """TensorBoard's view of a run, written while it goes on; needs the extra `tensorboard`."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fednormec.core.stages import stage
+from fednormec.engine.observers import Observer
+from fednormec.engine.record import APART, Record
 from fednormec.errors import UserError
 
-Log = Callable[[Mapping[str, Any]], None]
+if TYPE_CHECKING:
+    from fednormec.engine.round import Round
 
 
 def require_tensorboard() -> None:
@@ -17,30 +19,26 @@ def require_tensorboard() -> None:
         raise UserError("--tensorboard needs TensorBoard: pip install 'fednormec[tensorboard]'.")
 
 
-@contextmanager
-def logged(folder: Path, done: int = 0) -> Iterator[Log]:
-    """A function that writes a round's record as scalars into the folder's `tensorboard`; what that holds of rounds
-    after `done`, from before a crash, no longer counts."""
+def events(folder: Path, done: int = 0) -> Observer:
+    """Writes each round's record as scalars into the folder's `tensorboard`. What that holds of rounds after `done`,
+    from before a crash, no longer counts."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1, flush_secs=10)
-    try:
-        yield lambda record: _write(writer, record)
-    finally:
-        writer.close()
+
+    def after(r: "Round", record: Record) -> None:
+        with stage("disk"):
+            for tag, value in scalars(record).items():
+                writer.add_scalar(tag, value, r.number)
+
+    return Observer(after, lambda end: writer.close())
 
 
-def _write(writer: Any, record: Mapping[str, Any]) -> None:
-    for tag, value in scalars(record).items():
-        writer.add_scalar(tag, value, record["round"])
-
-
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def scalars(record: Record) -> dict[str, float]:
     """A record's figures by tag: what looks at clients' data under not_private/, an ε that protects nobody by a name
     that says so."""
     label = "_" + record["label"].replace(" ", "_") if "label" in record else ""
-    public = {key: value for key, value in record.items() if key not in ("round", "delta", "label", "not_private")}
-    if label:
-        public[f"epsilon{label}"] = public.pop("epsilon")
-    apart = {f"not_private/{key}": value for key, value in record["not_private"].items()}
+    spent = {f"epsilon{label}": record["epsilon"]} if "epsilon" in record else {}
+    public = spent | record.public
+    apart = {f"{APART}/{key}": value for key, value in record.apart.items()}
     return {tag: float(value) for tag, value in (public | apart).items()}

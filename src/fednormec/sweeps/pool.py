@@ -7,7 +7,6 @@ command.
 
 import fcntl
 import hashlib
-import json
 import multiprocessing
 import os
 import signal
@@ -19,12 +18,17 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fednormec.config.schema import Config, changed, dump
+from fednormec.engine.record import Record
 from fednormec.errors import Stopped, UserError
 from fednormec.runs.interrupts import asked_to_stop
 from fednormec.runs.progress import News
+from fednormec.runs.records import Summary, finished
+
+if TYPE_CHECKING:
+    from fednormec.engine.round import Round
 
 CELLS = "cells"
 INTERRUPTED = "interrupted"
@@ -43,12 +47,12 @@ class Outcome(NamedTuple):
 
     cell: Cell
     path: Path
-    summary: dict[str, Any] | None
+    summary: Summary | None
     error: str | None
 
     @property
     def status(self) -> str:
-        return "failed" if self.summary is None else str(self.summary.get("status"))
+        return "failed" if self.summary is None else self.summary.status
 
 
 def with_own_noise(cell: Cell, mark: str | None = None) -> Cell:
@@ -187,7 +191,7 @@ def _hear(worker: _Worker, folder: Path, board: _Board) -> bool:
         board.round(cell.name, content)
         return True
     worker.cell = None
-    board.end(_failed(cell, path, content) if kind == "error" else Outcome(cell, path, _summary(path), None))
+    board.end(_failed(cell, path, content) if kind == "error" else Outcome(cell, path, finished(path), None))
     return True
 
 
@@ -221,16 +225,17 @@ def _serve(line: Connection, threads: int) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
+    from fednormec.engine.observers import Observer
     from fednormec.runs.runner import perform
 
     torch.set_num_threads(threads)
     told = 0.0
 
-    def on_round(number: int) -> None:
+    def after(r: "Round", record: Record) -> None:
         nonlocal told
         if time.monotonic() - told > 0.2:
             told = time.monotonic()
-            line.send(("round", number))
+            line.send(("round", r.number))
 
     while True:
         try:
@@ -238,7 +243,7 @@ def _serve(line: Connection, threads: int) -> None:
         except EOFError:
             return
         try:
-            perform(config, name, path, quiet=True, on_round=on_round)
+            perform(config, name, path, quiet=True, observers=[Observer(after)])
             line.send(("done", None))
         except UserError as error:
             line.send(("error", " ".join(str(error).split())))
@@ -264,17 +269,8 @@ def _earlier(cell: Cell, folder: Path) -> Outcome | None:
     asked, wanted = _beside(path, "toml"), dump(cell.config)
     if path.exists() and asked.exists() and asked.read_text(encoding="utf-8") != wanted:
         raise UserError(f"{folder} holds the cell '{cell.name}' with other settings ({asked}): choose another --out.")
-    summary = _summary(path)
+    summary = finished(path)
     return None if summary is None else Outcome(cell, path, summary, None)
-
-
-def _summary(path: Path) -> dict[str, Any] | None:
-    """What `finish` wrote last of all; None if it did not come to that."""
-    try:
-        found = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("metrics"), dict) else None
 
 
 def _make_room(cell: Cell, folder: Path) -> None:

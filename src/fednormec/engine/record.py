@@ -1,0 +1,67 @@
+"""One round on record: what stands in a history and in a line of metrics.jsonl, and who may see which part of it."""
+
+from typing import Any, final
+
+COUNTS = ("computed", "sent", "left_out")  # of clients, in every record
+MISSED = "missed"  # and where clients can fail to answer
+THEORY = ("memory_error", "tracking_error")  # of the method rather than of the model
+ABOUT = ("round", "epsilon", "delta", "label")  # beside the public figures of the model
+APART = "not_private"
+
+
+@final
+class Record(dict[str, Any]):
+    """A round's figures, as a dict that JSON can hold.
+
+    Keys: `round`; in a private run `epsilon` and `delta` spent so far, with a `label` where the noise protects nobody;
+    where the model was evaluated its figures on a public test set; and `not_private`, a dict of what looks at clients'
+    data or at who took part: further figures, and the numbers of clients that `computed`, `sent`, were `left_out` (and
+    `missed`). A figure that was not finite is NaN, and null in a file. The properties also read a damaged record.
+
+    >>> r = Record(round=3, epsilon=0.5, delta=1e-5, test_accuracy=0.9, not_private={"train_loss": 0.3, "sent": 7})
+    >>> r.round, r.public, r.private, r.evaluated
+    (3, {'test_accuracy': 0.9}, {'train_loss': 0.3}, True)
+    """
+
+    @property
+    def round(self) -> Any:
+        """The round's number."""
+        return self.get("round")
+
+    @property
+    def apart(self) -> dict[str, Any]:
+        """Everything that is not private."""
+        found = self.get(APART)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """The figures of the model on a public test set."""
+        return {key: value for key, value in self.items() if key not in (*ABOUT, APART)}
+
+    @property
+    def private(self) -> dict[str, Any]:
+        """The figures of the model that look at clients' data."""
+        return {key: value for key, value in self.apart.items() if key not in (*COUNTS, MISSED, *THEORY)}
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the model was evaluated after this round."""
+        return bool(self.public or self.private)
+
+    @property
+    def public_part(self) -> "Record":
+        """The record without what is not private."""
+        return Record({key: value for key, value in self.items() if key != APART})
+
+    @classmethod
+    def read(cls, found: Any, number: int) -> "Record | None":
+        """The record of this round, if that is what was found: numbers, those about clients apart and counted."""
+        if not (isinstance(found, dict) and found.get("round") == number and isinstance(found.get(APART), dict)):
+            return None
+        record = cls(found)
+        figures = {key: value for key, value in record.items() if key not in ("round", "label", APART)}
+        values = (*figures.values(), *record.apart.values())
+        counted = all(type(record.apart.get(name)) is int for name in COUNTS)
+        whole = "train_loss" in record.apart or set(record.apart) <= {*COUNTS, MISSED}
+        return record if counted and whole and all(v is None or type(v) in (int, float) for v in values) else None
