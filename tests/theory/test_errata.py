@@ -5,6 +5,7 @@ Formulas are typed out here, so that nothing is compared with itself.
 
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from math import e, exp, log, sqrt
 from pathlib import Path
@@ -12,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from statements import Asked, noise_of
 
 import fednormec as fn
 from fednormec.core.algorithm import Server
 from fednormec.core.local import Moment
 from fednormec.core.participation import Weights
 from fednormec.theory import printed
+from fednormec.theory.setting import Constants, Noise, Settings
 
 
 def line(curvature, gradients):
@@ -57,13 +60,13 @@ def corrected_step(alpha, beta, R, lipschitz):
     return min(beta * R / (alpha + R), R - max(sqrt(beta) - sqrt(alpha), 0) ** 2) / lipschitz
 
 
-def theorem_1(**changes):
-    usual = {
-        "smoothness": 0.5, "gap": 6.0, "memory_error": 1.0, "heterogeneity": 16.0, "clients": 4, "p": 1.0,
-        "noise_std": 0.0, "steps": 1, "alpha": 1.0, "beta": 1.0, "local_step": 1.0, "server_step": 0.25,
-        "last_round": 8,
-    }  # fmt: skip
-    return printed.theorem_local_gd(**usual | changes)
+def theorem_1(p=1.0, sigma=0.0, **changes):
+    constants = Constants(
+        smoothness=0.5, gap=6.0, gradient_norm=1.0, client_norm=1.0, clients=4, dim=1, heterogeneity=16.0
+    )
+    settings = Settings("one_step", local_step=1.0, alpha=1.0, beta=1.0, server_step=0.25, rounds=9)
+    asked = Asked(constants, settings, Noise(0.0, 0.0), {"memory_error": 1.0}).but(**changes)
+    return asked.but(noise=noise_of(asked.constants.clients, p, sigma)).of(printed.theorem_local_gd)
 
 
 def broken(said):
@@ -101,7 +104,7 @@ def test_lemma_1_fails_under_theorem_1s_own_conditions():
     eta = beta * R / (4 * L * (alpha + R))
     said = theorem_1(
         smoothness=L, gap=gap(problem, zeros(problem)), memory_error=R, heterogeneity=heterogeneity(problem), clients=4,
-        alpha=alpha, beta=beta, local_step=1 / (2 * L), server_step=eta, last_round=100,
+        alpha=alpha, beta=beta, local_step=1 / (2 * L), server_step=eta, rounds=101,
     )  # fmt: skip
     assert said.holds and 0 < eta < 1 and problem.smoothness == L
     errors = memory_errors(problem, fn.gd(1 / (2 * L)), 2, alpha=alpha, beta=beta, server_step=eta)
@@ -140,7 +143,7 @@ def test_the_growth_factor_is_e_to_the_root_of_heterogeneity(Delta):
     gamma = 1 / (2 * L)
     rate = 4 * L * sqrt(2 * L) * gamma / sqrt(Delta)  # per eta, from the descent inequality in the proof
     eta = Delta / (2 * sqrt(2 * L) * (K + 1))
-    assert not broken(theorem_1(heterogeneity=Delta, server_step=eta, last_round=K, steps=5))
+    assert not broken(theorem_1(heterogeneity=Delta, server_step=eta, rounds=K + 1, local="gd"))
     factor = (1 + rate * eta) ** (K + 1)
     assert math.isclose(factor, exp(sqrt(Delta)), rel_tol=1e-3)
     assert (factor > 3) == (Delta > math.log(3) ** 2)
@@ -154,7 +157,7 @@ def test_the_printed_condition_depends_on_the_unit_of_f():
     for s in (1.0, 1e-4):
         said = theorem_1(
             smoothness=0.5 * s, gap=6.0 * s, memory_error=s, heterogeneity=16.0 * s, alpha=s, beta=s,
-            local_step=1 / s, p=0.5, noise_std=1.0, steps=5,
+            local_step=1 / s, p=0.5, sigma=1.0, local="gd",
         )  # fmt: skip
         allowed.append(broken(said))
         bounds.append(said.bound / s)
@@ -206,8 +209,8 @@ def test_theorem_1_fails_when_sigma_is_per_coordinate():
     b = torch.zeros(M, d, dtype=torch.float64)
     b[:, 1] = torch.tensor([8.0, -8.0])
     numbers = {"smoothness": L, "gap": 0.5, "memory_error": R, "heterogeneity": 32.0, "clients": M, "alpha": 0.3}
-    numbers |= {"beta": beta, "local_step": 0.5, "server_step": eta, "last_round": n - 1}
-    said = theorem_1(**numbers, noise_std=sigma)
+    numbers |= {"beta": beta, "local_step": 0.5, "server_step": eta, "rounds": n}
+    said = theorem_1(**numbers, sigma=sigma)
     assert said.holds and said.bound < 0.71
     algorithm, norms = fn.fed_normec(fn.gd(0.5), alpha=0.3, beta=beta, server_step=eta), np.zeros((2, n))
     for seed, run in enumerate(norms):
@@ -222,7 +225,7 @@ def test_theorem_1_fails_when_sigma_is_per_coordinate():
             total += torch.from_numpy(sigma * sqrt(M) * rng.standard_normal(d))  # the sum of M clients' noises
             server = algorithm.server(server, total / M, Weights(1.0, 1.0))
     assert norms.mean(0).min() > 0.85 and np.ptp(norms, axis=0).max() < 0.05  # runs hardly differ: the mean is known
-    assert theorem_1(**numbers, noise_std=sigma * sqrt(d)).bound > 10
+    assert theorem_1(**numbers, sigma=sigma * sqrt(d)).bound > 10
 
 
 def test_the_printed_beta_hat_leaves_a_root_of_d():
@@ -238,11 +241,13 @@ def test_the_printed_beta_hat_leaves_a_root_of_d():
 
 
 def utility(build, **changes):
-    usual = {
-        "smoothness": 0.8, "gap": 3.0, "heterogeneity": 1e3, "clients": 20, "cohort": 5, "dim": 650, "epsilon": 4.0,
-        "delta": 1e-5, "local_step": 0.625, "last_round": 999,
-    }  # fmt: skip
-    return build(**usual | changes)
+    constants = Constants(
+        smoothness=0.8, gap=3.0, gradient_norm=1.0, client_norm=1.0, clients=20, dim=650, heterogeneity=1e3
+    )
+    local = "one_step" if build is printed.utility_one_step else "gd"
+    settings = Settings(local, local_step=0.625, alpha=1.0, beta=1.0, server_step=1.0, rounds=1000)
+    noise = printed.PaperNoise(cohort=5, epsilon=4.0, delta=1e-5)
+    return Asked(constants, settings, noise, {}).but(**changes).of(build)
 
 
 # 5. and 6. Constants on the way to the step
@@ -287,11 +292,16 @@ def test_local_steps_go_less_far_than_said(steps):
 
 
 def test_the_ig_corollary_has_twice_theorem_2s_drift():
-    numbers = {"smoothness": 0.8, "gap": 3.0, "heterogeneity": 2.5, "component_heterogeneity": 4.0, "clients": 20}
-    numbers |= {"p": 0.25, "noise_std": 0.7, "alpha": 0.3, "last_round": 99}
-    corollary = printed.convergence_local_ig(**numbers, steps=5, memory_scale=1.5, beta_scale=0.4)
-    chosen = {k: corollary.settings[k] for k in ("memory_error", "beta", "server_step", "local_step")}
-    theorem = printed.theorem_local_ig(**numbers, **chosen)
+    constants = Constants(
+        smoothness=0.8, gap=3.0, gradient_norm=1.0, client_norm=1.0, clients=20, dim=1, heterogeneity=2.5,
+        component_heterogeneity=4.0,
+    )  # fmt: skip
+    settings = Settings("ig", local_step=1.0, alpha=0.3, beta=1.0, server_step=1.0, rounds=100)
+    noise = noise_of(20, p=0.25, sigma=0.7)
+    corollary = printed.convergence_local_ig(constants, settings, noise, memory_scale=1.5, beta_scale=0.4)
+    chosen = {name: corollary.settings[name] for name in ("beta", "server_step", "local_step")}
+    R = corollary.settings["memory_error"]
+    theorem = printed.theorem_local_ig(constants, replace(settings, **chosen), noise, R)
     for name, value in theorem.terms.items():
         assert math.isclose(corollary.terms[name], value * (2 if "drift" in name else 1), rel_tol=1e-12)
 
@@ -309,7 +319,7 @@ def test_theorem_1_has_no_step_for_clients_that_agree():
 def test_theorem_1_never_gets_below_a_floor():
     for K in (10, 10**4, 10**8):
         eta = 16.0 / (2 * sqrt(2 * 0.5) * (K + 1))
-        said = theorem_1(server_step=eta, last_round=K)
+        said = theorem_1(server_step=eta, rounds=K + 1)
         assert "server_step_heterogeneity" not in broken(said)
         assert math.isclose(said.terms["initial"], 6 * sqrt(2 * 0.5) * 6.0 / 16.0)
 
@@ -379,17 +389,18 @@ def test_warm_up_makes_the_memory_term_small():
 
 
 def test_the_corollaries_leave_the_theorems_local_step():
-    said = printed.convergence_local_gd(
-        smoothness=0.5, gap=6.0, heterogeneity=16.0, clients=4, p=1.0, noise_std=0.0, steps=5, alpha=1.0,
-        memory_scale=1.0, beta_scale=0.5, last_round=255,
-    )  # fmt: skip
+    constants = Constants(
+        smoothness=0.5, gap=6.0, gradient_norm=1.0, client_norm=1.0, clients=4, dim=1, heterogeneity=16.0
+    )
+    settings = Settings("gd", local_step=1.0, alpha=1.0, beta=1.0, server_step=1.0, rounds=256)
+    said = printed.convergence_local_gd(constants, settings, Noise(0.0, 0.0), memory_scale=1.0, beta_scale=0.5)
     assert math.isclose(said.settings["local_step"], 1 / (2 * 0.5) / 2)
     chosen = {k: said.settings[k] for k in ("memory_error", "beta", "server_step", "local_step")}
-    assert "local_step" in broken(theorem_1(last_round=255, steps=5, **chosen))
+    assert "local_step" in broken(theorem_1(rounds=256, local="gd", **chosen))
 
 
 def test_the_noise_level_in_the_utility_proofs():
-    said, n, c = utility(printed.utility_local_gd, steps=5, c=1.3), 1000, 1.3
+    said, n, c = utility(printed.utility_local_gd, c=1.3), 1000, 1.3
     sigma, p, B2 = (said.settings[k] for k in ("noise_std", "p", "B_2"))
     assert math.isclose(2 * sigma**2 / p, B2 * n, rel_tol=1e-12)
     assert math.isclose(2 * sigma**2 / p, 2 * c**2 * p * n * log(1e5) / 4.0**2, rel_tol=1e-12)
@@ -409,7 +420,7 @@ def test_the_printed_order_depends_on_the_unit_of_f():
 
 
 def test_with_alpha_equal_to_r_no_alpha_is_left():
-    terms = [utility(printed.utility_one_step, scale=s).terms for s in (1e-3, 1e3)]
+    terms = [utility(printed.utility_one_step, memory_scale=s).terms for s in (1e-3, 1e3)]
     assert math.isclose(terms[0]["initial_alpha"], terms[1]["initial_alpha"], rel_tol=1e-12)
     assert math.isclose(terms[0]["initial_alpha"], terms[0]["initial"], rel_tol=1e-12)
 
@@ -469,7 +480,7 @@ def test_the_plateau_of_local_steps_is_not_needed():
     """As M grows, Corollary 3's order stays at sqrt(L Delta^inf); the corrected bound goes to 0 as (d B_2/M)^(1/4)."""
     L, V, Delta, d, n, bounds, orders = 0.8, 3.0, 2.5, 650, 1e12, [], []
     for M in (10**8, 10**12):
-        said = utility(printed.utility_local_gd, clients=M, cohort=M // 4, heterogeneity=Delta, steps=5)
+        said = utility(printed.utility_local_gd, clients=M, cohort=M // 4, heterogeneity=Delta)
         orders.append(said.settings["order"])
         nu = d * said.settings["B_2"] / 2 / M * n  # d sigma_DP^2/(p M); sampling adds (1-p)/(pM) once
         beta = sqrt(2 * e * L * V / sqrt(d * said.settings["B_2"] / 2 / M)) / n
@@ -534,7 +545,7 @@ def test_corollary_3s_bound_is_not_of_its_printed_order():
     """Its proof needs 1/sqrt(gamma) <= sqrt(2L); its condition on gamma makes that larger as M grows."""
     L, Delta, noise, orders, ratios = 0.8, 2.5, [], [], []
     for M, V in ((10**8, 3.0), (10**12, 3.0), (10**16, 3.0), (10**16, 300.0)):
-        same = {"clients": M, "cohort": 5, "dim": 1, "heterogeneity": Delta, "gap": V, "last_round": 10**30, "steps": 5}
+        same = {"clients": M, "cohort": 5, "dim": 1, "heterogeneity": Delta, "gap": V, "rounds": 10**30 + 1}
         B2 = utility(printed.utility_local_gd, **same).settings["B_2"]
         gamma = 0.999 * 2 * Delta**2 / (3 * L * V * sqrt(M / B2))
         said = utility(printed.utility_local_gd, **same, local_step=gamma)

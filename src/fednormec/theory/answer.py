@@ -1,6 +1,5 @@
 """What `fednormec theory` answers: a plan for a config, its guarantee term by term, and that of its own settings."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -47,7 +46,7 @@ class Answer(NamedTuple):
     @property
     def printed(self) -> Guarantee | None:
         """The paper's own theorem at the plan's settings, for comparison; None where a constant of it is not known."""
-        return as_printed(self.question, self.planned)
+        return as_printed(self.planned)
 
     def facts(self) -> dict[str, Any]:
         """Every number by name."""
@@ -100,23 +99,16 @@ def with_plan(config: Config, found: Answer) -> Config:
     return planned
 
 
-def as_printed(question: Question, promise: Promise) -> Guarantee | None:
-    """Theorem 1 or 2 at given settings, where R is what the warm-up leaves and sigma_DP^2 is E||z||^2.
+def as_printed(promise: Promise) -> Guarantee | None:
+    """Bound of Theorem 1 or 2 at the settings of a promise. R is the least error that the corrected lemma keeps.
 
-    Noise of the sum enters as that of messages which add up to as much.
+    None where Delta^inf, which the paper needs even with one local step, is not known.
     """
     c, s = promise.constants, promise.settings
-    numbers: dict[str, Any] = dict(
-        smoothness=c.smoothness, gap=c.gap, memory_error=promise.found.settings["memory_error"], clients=c.clients,
-        p=question.rate, noise_std=math.sqrt(promise.noise.privacy * question.rate * c.clients), alpha=s.alpha,
-        beta=s.beta, local_step=s.local_step, server_step=s.server_step, last_round=s.steps - 1,
-    )  # fmt: skip
     if c.heterogeneity is None:
         return None
-    if s.local == "ig":
-        spread = c.known("component_heterogeneity", s.local)
-        return theorem_local_ig(heterogeneity=c.heterogeneity, component_heterogeneity=spread, **numbers)
-    return theorem_local_gd(heterogeneity=c.heterogeneity, steps=1 if s.local == "one_step" else 2, **numbers)
+    theorem = theorem_local_ig if s.local == "ig" else theorem_local_gd
+    return theorem(c, s, promise.noise, promise.found.settings["memory_error"])
 
 
 def with_epsilon(question: Question, epsilon: float) -> Privacy:
