@@ -22,6 +22,7 @@ from fednormec.theory.plots import (
 )
 from fednormec.theory.question import ask
 from fednormec.theory.setting import Constants, Noise, Settings, constants_of, round_noise
+from fednormec.theory.trade_off import AgainstEpsilon, AgainstRounds, TradeOff, trade_off
 
 TERMS = ["initial", "memory", "noise", "server_step", "drift"]
 SMALL = ("problem.clients=60", "problem.dim=5", "run.rounds=120", "run.evaluate_every=1")
@@ -355,13 +356,32 @@ def test_the_pictures_show_what_they_are_about(tmp_path):
             assert low < min(line.get_ydata()) and max(line.get_ydata()) < high and low > 1e-3
     still = [{"round": 1, "not_private": dict.fromkeys(("memory_error", "tracking_error", "gradient_norm"), 0.0)}]
     measured_against_guaranteed(None, still, 0.0, tmp_path / "g.png")  # nothing positive, and no warning
-    left, right = bound_against_rounds_and_epsilon(found, tmp_path / "b.png").axes
+    left, right = bound_against_rounds_and_epsilon(trade_off(found), tmp_path / "b.png").axes
     best = [line for line in left.lines if line.get_label() == "the least bound"][0]
     assert best.get_xdata()[-1] == 120 and best.get_ydata()[-1] == pytest.approx(found.planned.found.bound, rel=0.01)
     assert left.get_ylim()[0] < found.planned.found.bound < left.get_ylim()[1]
-    trade_off = [line for line in right.lines if line.get_label().startswith("the least bound")][0].get_ydata()
-    assert list(trade_off) == sorted(trade_off, reverse=True)
+    private = [line for line in right.lines if line.get_label().startswith("the least bound")][0].get_ydata()
+    assert list(private) == sorted(private, reverse=True)
     assert s.rounds <= 120
+
+
+def test_the_bound_is_drawn_from_plain_numbers(tmp_path):
+    """No plan is made while it is drawn."""
+    rounds, falling = np.array([8, 20, 50]), np.array([3.0, 2.0, 1.0])
+    terms = {name: falling / 4 for name in TERMS} | {"drift": np.zeros(3)}
+    shown = TradeOff(
+        AgainstRounds(rounds, falling, terms, (40, 0.5)),
+        AgainstEpsilon(np.array([1.0, 2.0, 4.0]), 2 * falling, 0.75, 1e-5, "secagg", 50),
+        at_start=4.0,
+        from_data=False,
+    )
+    axes = bound_against_rounds_and_epsilon(shown, tmp_path / "b.png").axes
+    left, right = ({line.get_label(): list(line.get_ydata()) for line in each.lines} for each in axes)
+    vacuous = {"‖∇f(x⁰)‖: vacuous above": [4.0, 4.0]}
+    drawn = {f"its term {name}": list(falling / 4) for name in TERMS if name != "drift"}
+    assert left == {"the least bound": [3.0, 2.0, 1.0], "the plan: 0.5": [0.5]} | drawn | vacuous
+    assert right == {"the least bound, secagg": [6.0, 4.0, 2.0], "without privacy": [0.75, 0.75]} | vacuous
+    assert axes[0].get_ylim()[0] == pytest.approx(0.5 / 20)
 
 
 def test_logistic_regression_on_real_data_has_a_guarantee(fednormec_, tmp_path):

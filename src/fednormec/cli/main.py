@@ -441,9 +441,12 @@ def theory(
     with counted("planning", as_json):
         found = answer(asked)
         if plot is not None:
+            from fednormec.drawing import require_drawable
             from fednormec.theory.plots import bound_against_rounds_and_epsilon
+            from fednormec.theory.trade_off import trade_off
 
-            bound_against_rounds_and_epsilon(found, Path(plot))
+            require_drawable(Path(plot))  # the curves take seconds
+            bound_against_rounds_and_epsilon(trade_off(found), Path(plot))
     if write is not None:
         _write_config(Path(write), with_plan(asked, found))
     if as_json:

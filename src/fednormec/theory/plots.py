@@ -9,8 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fednormec.theory.answer import Answer
     from fednormec.theory.corrected import Promise
+    from fednormec.theory.trade_off import AgainstEpsilon, AgainstRounds, TradeOff
 from fednormec.drawing import ALARM, COLOURS, new_figure, save_figure
 
 WATCHED = {
@@ -23,35 +23,26 @@ TERMS = {
 }  # fmt: skip
 
 
-def bound_against_rounds_and_epsilon(found: "Answer", path: Path) -> "Figure":
-    """The least bound for each number of rounds, with its terms, and for each ε."""
-    from fednormec.theory.planner import plan_exactly
+def bound_against_rounds_and_epsilon(shown: "TradeOff", path: Path) -> "Figure":
+    """Draws the least bound for each number of rounds, with its terms, and for each ε.
 
+    Args:
+        shown: the curves.
+        path: the file to draw into, .png, .pdf or .svg.
+    """
     figure = new_figure(path, (11, 4.8))
     left, right = figure.subplots(1, 2, sharey=True)
-    q = found.question
-    at = np.unique(np.geomspace(min(8, q.rounds), q.rounds, 14).round().astype(int))
-    memory = found.planned.settings.memory
-    best = [plan_exactly(q.constants, q.local, q.noise_at(int(n)), int(n), memory) for n in at]
-    left.plot(at, [promise.found.bound for promise in best], color="black", linewidth=2, label="the least bound")
-    for name, colour in TERMS.items():
-        values = np.array([promise.found.terms[name] for promise in best])
-        if values.max() > 0:
-            left.plot(at, np.where(values > 0, values, np.nan), color=colour, linewidth=1, label=f"its term {name}")
-    chosen = found.planned.found.bound
-    left.plot([found.planned.settings.rounds], [chosen], "o", color="black", label=f"the plan: {chosen:.3g}")
-    left.set(xlabel="rounds", ylabel="min E‖∇f(x)‖ at most", title="against rounds")
-    _trade_off(right, found)
+    _against_rounds(left, shown.against_rounds)
+    _against_epsilon(right, shown.against_epsilon)
     for axes in (left, right):
-        at_start = q.constants.gradient_norm
-        axes.axhline(at_start, color=ALARM, linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
+        axes.axhline(shown.at_start, color=ALARM, linestyle="--", linewidth=1, label="‖∇f(x⁰)‖: vacuous above")
         axes.set(xscale="log", yscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, edgecolor="none")
-    low = min([found.planned.found.bound, *(promise.found.bound for promise in best)])
+    low = min(shown.against_rounds.planned[1], shown.against_rounds.bound.min())
     left.set_ylim(bottom=low / 20)
-    if q.from_data:
+    if shown.from_data:
         figure.suptitle("From constants computed from the clients' data: not private.", fontsize=10)
     save_figure(figure, path)
     return figure
@@ -103,21 +94,20 @@ def _guaranteed(promise: "Promise | None") -> dict[str, np.ndarray]:
     return {name: np.where(np.isfinite(curve), curve, np.nan) for name, curve in zip(WATCHED, curves, strict=True)}
 
 
-def _trade_off(axes: Any, found: "Answer") -> None:
-    from fednormec.theory.answer import with_epsilon
-    from fednormec.theory.planner import plan_exactly
+def _against_rounds(axes: Any, curve: "AgainstRounds") -> None:
+    axes.plot(curve.rounds, curve.bound, color="black", linewidth=2, label="the least bound")
+    for name, colour in TERMS.items():
+        values = curve.terms[name]
+        if values.max() > 0:
+            shown = np.where(values > 0, values, np.nan)
+            axes.plot(curve.rounds, shown, color=colour, linewidth=1, label=f"its term {name}")
+    rounds, bound = curve.planned
+    axes.plot([rounds], [bound], "o", color="black", label=f"the plan: {bound:.3g}")
+    axes.set(xlabel="rounds", ylabel="min E‖∇f(x)‖ at most", title="against rounds")
 
-    q = found.question
-    rounds = np.unique(np.geomspace(max(1, q.rounds / 64), q.rounds, 7).round().astype(int))
 
-    def least(noise_at: Any, memory: Any = "zero") -> float:
-        return min(plan_exactly(q.constants, q.local, noise_at(int(n)), int(n), memory).found.bound for n in rounds)
-
-    budgets = np.geomspace(0.5, 64, 8)
-    bounds = [least(q.noise_with(with_epsilon(q, float(epsilon)))) for epsilon in budgets]
-    asked = with_epsilon(q, 1.0)
-    axes.plot(budgets, bounds, "o-", color=COLOURS[asked.trust], markersize=4, label=f"the least bound, {asked.trust}")
-    axes.axhline(
-        least(q.noise_with(None), found.planned.settings.memory), color="black", linewidth=1, label="without privacy"
-    )
-    axes.set(xlabel=f"ε at δ = {asked.delta:g}", title=f"against ε, at most {q.rounds:,} rounds")
+def _against_epsilon(axes: Any, curve: "AgainstEpsilon") -> None:
+    label = f"the least bound, {curve.trust}"
+    axes.plot(curve.epsilon, curve.bound, "o-", color=COLOURS[curve.trust], markersize=4, label=label)
+    axes.axhline(curve.without_privacy, color="black", linewidth=1, label="without privacy")
+    axes.set(xlabel=f"ε at δ = {curve.delta:g}", title=f"against ε, at most {curve.most_rounds:,} rounds")
