@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from fednormec.errors import UserError, one_of
 
+__all__ = ["MODELS", "linear", "mlp", "reset", "resnet20", "small_cnn"]
+
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

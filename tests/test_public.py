@@ -1,0 +1,168 @@
+"""The public names: run time and type checker see the same."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import fednormec as fn
+
+ROOT = Path(__file__).parent.parent
+PARTS = {"data": fn.data, "theory": fn.theory, "models": fn.models}
+PUBLIC = {
+    "data": {
+        "Examples", "FederatedData", "NpzData", "by_ids", "cifar10", "digits", "dirichlet", "fashion_mnist", "federate",
+        "fetch", "from_arrays", "hold_out", "iid", "read_folder", "read_npz", "shards", "split",
+    },
+    "theory": {
+        "Condition", "Constants", "Course", "Guarantee", "Measured", "Noise", "Promise", "Settings", "constants_of",
+        "follow", "guarantee", "measure", "plan", "promise", "round_noise",
+    },
+    "models": {"MODELS", "linear", "mlp", "reset", "resnet20", "small_cnn"},
+}  # fmt: skip
+
+
+def homes() -> dict[str, str]:
+    """Maps each name that the stub imports to where it imports it from."""
+    stub = ast.parse((ROOT / "src" / "fednormec" / "__init__.pyi").read_text(encoding="utf-8"))
+    found = [(node.module, alias) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert all(alias.asname == alias.name for _, alias in found), "`import X as X` makes a name of a stub public"
+    return {alias.name: str(module) for module, alias in found}
+
+
+def public() -> dict[str, Any]:
+    """Maps every public name, those of the parts included, to what it stands for."""
+    of_parts = {f"{part}.{name}": getattr(module, name) for part, module in PARTS.items() for name in module.__all__}
+    return {name: getattr(fn, name) for name in fn.__all__} | of_parts
+
+
+# Run time
+
+
+def test_the_public_names_are_those_of_the_stub_and_nothing_else() -> None:
+    assert set(fn.__all__) == {"__version__", *homes()} and len(fn.__all__) == len(set(fn.__all__))
+    assert dir(fn) == sorted(fn.__all__)
+    with pytest.raises(AttributeError, match="module 'fednormec' has no attribute 'nonsense'"):
+        fn.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", homes())
+def test_a_public_name_is_the_object_of_its_home(name: str) -> None:
+    found, home = getattr(fn, name), homes()[name]
+    if isinstance(found, ModuleType):
+        assert found is import_module(f"{home}.{name}")
+        return
+    assert found is getattr(import_module(home), name)
+    if inspect.isclass(found) or inspect.isfunction(found):
+        assert found.__module__ == home, "the stub imports a name from where it is defined"
+
+
+def test_everything_can_be_imported_at_once() -> None:
+    names: dict[str, Any] = {}
+    exec("from fednormec import *", names)
+    del names["__builtins__"]
+    assert names == {name: getattr(fn, name) for name in fn.__all__}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_public_names_of_a_part(part: str) -> None:
+    module, names = PARTS[part], dict[str, Any]()
+    assert set(module.__all__) == PUBLIC[part] and list(module.__all__) == sorted(module.__all__)
+    exec(f"from {module.__name__} import *", names)
+    assert set(names) - {"__builtins__"} == PUBLIC[part]
+
+
+# The type checker
+
+PLANTED = ("nothing", "untyped")
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Maps each public name, and planted ones, to what mypy says of it: a type, or an error."""
+    lines = [
+        "from typing import Any",
+        "import fednormec as fn",
+        "nothing: Any = 0",
+        "def untyped(x): return x  # type: ignore",
+    ]
+    asked = {len(lines) + k: name for k, name in enumerate([*public(), "nonsense", *PLANTED], 1)}
+    lines += [f"reveal_type({name if name in PLANTED else f'fn.{name}'})" for name in asked.values()]
+    snippet = tmp_path_factory.mktemp("types") / "snippet.py"
+    snippet.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = ["--no-pretty", "--no-error-summary", "--hide-error-context", "--show-error-codes", "--no-color-output"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(snippet)], cwd=ROOT, env=os.environ | {"MYPYPATH": "src"},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        match = re.fullmatch(r".*?snippet\.py:(\d+)(?::\d+)?: (\w+): (.*)", line)
+        assert match, f"{line}\n{done.stderr}"
+        number, kind, text = int(match[1]), match[2], match[3]
+        revealed = re.fullmatch(r'Revealed type is "(.*)"', text)
+        if revealed:
+            found.setdefault(asked[number], revealed[1].replace("builtins.", ""))
+        else:
+            found[asked.get(number, line)] = f"{kind}: {text}"
+    return found
+
+
+def is_typed(text: str) -> bool:
+    return not (text.startswith("error: ") or text == "Any" or text.endswith("-> Any"))
+
+
+def revealed_parameters(text: str) -> list[str]:
+    """Names the parameters of `def (x: int, *, y: def (int) -> str =) -> T`."""
+    names, depth, word = list[str](), 0, ""
+    for c in text.removeprefix("def "):
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0:
+            break
+        if depth == 1 and c in "(,":
+            names.append(word)
+            word = ""
+        else:
+            word += c
+    heads = (part.partition(":")[0].strip() for part in [*names, word] if ":" in part)
+    return [head for head in heads if head]
+
+
+def test_the_type_checker_knows_every_public_name(said: dict[str, str]) -> None:
+    assert set(said) == {*public(), "nonsense", *PLANTED}
+    assert [name for name in public() if not is_typed(said[name])] == []
+    assert said["__version__"] == "str" and said["METHODS"].startswith("dict[str, ")
+    assert {said[part] for part in PARTS} == {"types.ModuleType"}
+
+
+def test_the_type_checker_finds_a_name_that_is_not_there(said: dict[str, str]) -> None:
+    assert said["nonsense"] == 'error: Module has no attribute "nonsense"  [attr-defined]'
+    assert not any(is_typed(said[name]) for name in ("nonsense", *PLANTED))
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [
+        ("clip", "def (tau: float) -> "),
+        ("identity", "def () -> "),
+        ("smooth_normalize", "def (alpha: float, radius: float =) -> "),
+        ("top_k", "def (k: int) -> "),
+    ],
+)
+def test_the_type_checker_knows_whole_signatures(said: dict[str, str], name: str, signature: str) -> None:
+    assert said[name].startswith(signature) and said[name].endswith("fallback=fednormec.core.bounds.Bound]")
+
+
+def test_run_time_and_type_checker_see_the_same_parameters(said: dict[str, str]) -> None:
+    functions = {name: thing for name, thing in public().items() if inspect.isfunction(thing)}
+    assert {name: revealed_parameters(said[name]) for name in functions} == {
+        name: list(inspect.signature(thing).parameters) for name, thing in functions.items()
+    }
