@@ -1,5 +1,7 @@
-"""What is said to a person: how a run can end early, the checks that find a mistake, notes, and text of others made fit
-for a terminal and a page."""
+"""Errors and notes for a person, and text of others made fit for a terminal and a page.
+
+Here is how a run can end early, and the checks that find a mistake.
+"""
 
 import difflib
 import os
@@ -9,31 +11,36 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A user's mistake: says what was expected, what came and what to do. The command line exits with 2."""
+    """Mistake of a user: says what was expected, what came and what to do. The command line exits with 2."""
 
 
 class Stopped(UserError):
-    """Ctrl-C, where the same command can go on. The command line exits with 130, as shells do."""
+    """Interruption by Ctrl-C after which the same command can resume. The command line exits with 130, as shells do."""
 
 
 class StoppedAtOnce(Stopped):
-    """Ctrl-C twice: threads may still be at work, and nobody waits for them."""
+    """Interruption by a second Ctrl-C: threads may still be at work, and nobody waits for them."""
 
 
 class BoundBroken(UserError):
-    """A method that, in a private run, sent what its bound does not allow: nothing of that round was released."""
+    """Method that, in a private run, sent what its bound does not allow: nothing of that round was released."""
 
 
 class NotWritten(UserError):
-    """A file that the system would not take: a full disk, a folder that is read-only."""
+    """File that the system refused to write: a full disk, a read-only folder."""
 
 
 class WorkerLost(UserError):
-    """A process elsewhere that computed for this one and is gone, with what its clients remembered."""
+    """Process elsewhere that computed for this one and is gone, with what its clients remembered."""
 
 
 class Diverged(Exception):
-    """In `round` the model, or every client's loss or update, stopped being finite; the rounds before it stand."""
+    """Divergence: the model, or every client's loss or update, became non-finite. The rounds before stand.
+
+    Args:
+        round: number of the round in which that happened.
+        reason: what became non-finite, and what may help.
+    """
 
     def __init__(self, round: int, reason: str) -> None:
         super().__init__(f"the model diverged in round {round}: {reason}")
@@ -41,42 +48,45 @@ class Diverged(Exception):
 
 
 def positive(name: str, value: float) -> float:
-    """The value, if it is a positive finite number."""
+    """Returns the value; raises UserError if it is not a positive finite number."""
     if not 0 < value < float("inf"):
         raise UserError(f"{name} must be a positive number, not {value}.")
     return value
 
 
 def non_negative(name: str, value: float) -> float:
-    """The value, if it is zero or a positive finite number."""
+    """Returns the value; raises UserError if it is neither zero nor a positive finite number."""
     if not 0 <= value < float("inf"):
         raise UserError(f"{name} must be zero or a positive number, not {value}.")
     return value
 
 
 def at_least_one(name: str, value: int) -> int:
-    """The value, if it counts at least one."""
+    """Returns the value; raises UserError if it is below 1."""
     if not value >= 1:
         raise UserError(f"{name} must be at least 1, not {value}.")
     return value
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """The value, if it is one of the choices."""
+    """Returns the value; raises UserError if it is none of the choices."""
     if value not in choices:
         raise UserError(f"{name} must be {' or '.join(repr(c) for c in choices)}, not {value!r}.")
     return value
 
 
 def require_room(what: str, size: int, advice: str) -> None:
-    """Says so where something is larger than the machine's memory: the system would end the process without a word."""
+    """Raises UserError if something is larger than the machine's memory.
+
+    Without it the system would end the process without a word.
+    """
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > there:
         raise UserError(f"{what} would take {size / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f}: {advice}.")
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-    """Passes if `name` is one of `names`; otherwise the error says which is nearest."""
+    """Raises UserError if `name` is not one of `names`; the error says which is nearest."""
     names = list(names)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
@@ -85,8 +95,10 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
 
 
 def visible(text: object, most: int | None = None) -> str:
-    """The text in one line, with escapes for control and format characters, line breaks and what stands for no
-    character; letters and spaces of any script stay. With `most` it ends after so many characters.
+    """Returns the text in one line, fit for a terminal.
+
+    Control and format characters, line breaks and what stands for no character become escapes; letters and spaces of
+    any script stay. With `most` the text ends after so many characters.
 
     >>> visible("a\\x1b[2J\\nb\\u202e"), visible("naïve 文字"), visible("abcdef", 4)
     ('a\\\\x1b[2J\\\\nb\\\\u202e', 'naïve 文字', 'abc…')
@@ -97,10 +109,10 @@ def visible(text: object, most: int | None = None) -> str:
 
 
 def visible_lines(text: object) -> str:
-    """A text of several lines that are its own."""
+    """Returns a text of several lines, each of them `visible`."""
     return "\n".join(map(visible, str(text).split("\n")))
 
 
 def note(said: object) -> None:
-    """One line on stderr, which what is said cannot leave."""
+    """Prints a note of one line on stderr; nothing in `said` can begin another line."""
     print(f"note: {visible(said)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The family of methods on three recursions: error feedback, averaging, control variates. `methods` is the table
+"""Methods, a family on three recursions: error feedback, averaging, control variates. `methods` is the table
 of names, `faults` makes clients misbehave on purpose.
 May use: core.
 """

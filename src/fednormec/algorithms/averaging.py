@@ -13,7 +13,15 @@ from fednormec.errors import one_of, positive
 def averaging(
     name: str, local: LocalUpdate, bound: Bound, *, server_step: float, bounded: str = "displacement"
 ) -> Algorithm:
-    """x <- x - eta (1/(pM)) sum_{i in S} bound(x - T_i(x)), or bound(P_i) with bounded="update"."""
+    """Averaging: x <- x - eta (1/(pM)) sum_{i in S} bound(x - T_i(x)), or bound(P_i) with bounded="update".
+
+    Args:
+        name: what reports and errors call the method.
+        local: local operator T_i.
+        bound: operator that bounds every message.
+        server_step: eta.
+        bounded: "displacement" bounds x - T_i(x), "update" bounds P_i.
+    """
     eta = positive("server_step", server_step)
     one_of("bounded", bounded, ("displacement", "update"))
     scale = local.step if bounded == "displacement" else 1.0

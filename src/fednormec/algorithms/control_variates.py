@@ -12,12 +12,18 @@ from fednormec.errors import positive
 
 
 def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step: float) -> Algorithm:
-    """Local gradients become grad + c - c_i; the message is [P_i, P_i - c], bounded jointly.
+    """Control variates: local gradients become grad + c - c_i; the message is [P_i, P_i - c], bounded jointly.
 
     With P_i the corrected update, P_i - c is the change of c_i in option II of the paper, and x - T_i(x) = gamma P_i
-    travels as P_i, so that both halves are gradients and one radius fits them. A client moves c_i by what it sends
-    (the bounded half), so that without noise c stays the mean of the c_i. Idle clients sleep: a c_i that moved unheard
-    would never reach c, and the correction c - c_i would be wrong from then on.
+    travels as P_i, so that both halves are gradients and one radius fits them. A client moves c_i by what it sends (the
+    bounded half), so that without noise c stays the mean of the c_i. Idle clients sleep: a c_i that moved unheard would
+    never reach c, and the correction c - c_i would be wrong from then on.
+
+    Args:
+        name: what reports and errors call the method.
+        local: local operator T_i.
+        bound: operator that bounds every message.
+        server_step: eta.
     """
     step = positive("server_step", server_step) * local.step
 

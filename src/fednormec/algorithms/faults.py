@@ -1,4 +1,4 @@
-"""Clients that break or cheat, for simulations: what they make of their update before it is bounded."""
+"""Faults of clients that break or cheat, for simulations: what they make of their update before it is bounded."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -25,8 +25,13 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Faults:
-    """[faults]: so many clients, drawn once, break in every round: their update is not a number, infinite, zero, 1e30
-    in every coordinate (huge), turned around (reversed), or lacks a coordinate (short)."""
+    """Settings of [faults]: some clients, drawn once, break in every round.
+
+    Args:
+        kind: what becomes of their update: it is not a number, infinite, zero, 1e30 in every coordinate (huge), turned
+            around (reversed), or lacks a coordinate (short).
+        clients: number of clients that break.
+    """
 
     kind: Literal["not_a_number", "infinite", "zero", "huge", "reversed", "short"]
     clients: int = 1
@@ -37,9 +42,14 @@ class Faults:
 
 
 def faulty(local: LocalUpdate, fault: Callable[[Tensor], Tensor], clients: Collection[int]) -> LocalUpdate:
-    """The local operator with `fault` done to the updates of some clients, one vector (d,) at a time.
+    """Returns the local operator with `fault` done to the updates of some clients.
 
-    What comes out in another shape is no update: it is left out and counted, like one that is not finite.
+    A result of another shape is no update: that client is skipped and counted, like one whose update is non-finite.
+
+    Args:
+        local: local operator.
+        fault: fault(update) -> what becomes of one client's update (d,).
+        clients: numbers of the clients that break.
 
     >>> from fednormec import gd, random_quadratic
     >>> broken = faulty(gd(0.1), FAULTS["short"], [2])

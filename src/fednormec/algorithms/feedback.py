@@ -25,10 +25,21 @@ def feedback(
     client_momentum: float = 1.0,
     initial_memory: str = "zero",
 ) -> Algorithm:
-    """Delta_i = bound(u_i - v_i), v_i <- v_i + beta Delta_i;  v <- v + beta q mean(Delta),  x <- x - eta v [/ ||v||].
+    """Error feedback: a client sends the bounded difference between its update and a memory of what it sent.
 
+    Delta_i = bound(u_i - v_i), v_i <- v_i + beta Delta_i;  v <- v + beta q mean(Delta),  x <- x - eta v [/ ||v||].
     u_i is the update P_i, or with client_momentum m < 1 its average u_i <- (1-m) u_i + m P_i, kept beside v_i.
-    For the first `warmup_rounds` the server keeps x while the memories track P_i(x^0).
+
+    Args:
+        name: what reports and errors call the method.
+        local: local operator, which gives P_i.
+        bound: operator that bounds every message.
+        beta: factor with which a message enters the memories.
+        server_step: eta.
+        server_normalization: whether the server divides by ||v||.
+        warmup_rounds: number of first rounds in which the server keeps x while the memories track P_i(x^0).
+        client_momentum: m, in (0, 1]; 1: none.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories.
     """
     m, beta, eta = client_momentum, positive("beta", beta), positive("server_step", server_step)
     if not 0 < m <= 1:
@@ -63,7 +74,7 @@ def feedback(
 
 
 def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:
-    """One exact round after which v_i = u_i = P_i(x^0) and the server's memory is their mean; x stays."""
+    """Returns the exact round after which v_i = u_i = P_i(x^0) and the server's memory is their mean; x stays."""
 
     def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
         rows.copy_(torch.cat([updates, updates], dim=1) if momentum else updates)

@@ -1,4 +1,4 @@
-"""The papers' methods by name: each a short constructor on one of the three recursions, and one table of them all."""
+"""Methods of the papers by name: each a short constructor on one of the three recursions, and one table of them all."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -28,6 +28,15 @@ def fed_normec(
     P_i = (x - T_i(x))/gamma;  Delta_i = Norm_alpha(P_i - v_i);  v_i <- v_i + beta Delta_i        (every client)
     v <- v + (beta/M) sum_{i in S} q Delta_i;  x <- x - eta v/||v||, or x - eta v with server_normalization off.
     gamma = local.step, eta = server_step. Radius 1. The paper's experiments run with server_normalization off.
+
+    Args:
+        local: local operator T_i.
+        alpha: smoothing of the normalisation.
+        beta: factor with which a message enters the memories.
+        server_step: eta.
+        server_normalization: whether the server divides by ||v||.
+        warmup_rounds: number of first rounds in which the server keeps x while the memories track P_i(x^0).
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
     return feedback(
         "Fed-alpha-NormEC", local, smooth_normalize(alpha), beta=beta, server_step=server_step,
@@ -49,8 +58,17 @@ def alpha_normec(
 
     Delta_i = Norm_alpha(grad f_i(x) - v_i);  v_i <- v_i + beta Delta_i
     v <- v + beta mean(Delta);  x <- x - eta v/||v||. Radius 1.
-    batch_size: a mini-batch gradient instead of the full one. The recursion is the one its successor's text quotes.
-    With partial participation this is Fed-alpha-NormEC with one local step; the command line insists on full().
+    The recursion is the one its successor's text quotes. With partial participation this is Fed-alpha-NormEC with one
+    local step; the command line insists on full().
+
+    Args:
+        alpha: smoothing of the normalisation.
+        beta: factor with which a message enters the memories.
+        server_step: eta.
+        server_normalization: whether the server divides by ||v||.
+        warmup_rounds: number of first rounds in which the server keeps x while the memories track the gradients at x^0.
+        batch_size: number of examples in a mini-batch gradient; None: the full gradient.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
     return feedback(
         "alpha-NormEC", _gradient(batch_size), smooth_normalize(alpha), beta=beta, server_step=server_step,
@@ -68,6 +86,12 @@ def clip21(
     """Clip21 (Khirirat et al. 2023, arXiv 2305.18929): error feedback with clipping, on gradients.
 
     Delta_i = clip_tau(grad f_i(x) - v_i);  v_i <- v_i + Delta_i;  v <- v + mean(Delta);  x <- x - eta v. Radius tau.
+
+    Args:
+        tau: largest norm of a message.
+        server_step: eta.
+        batch_size: number of examples in a mini-batch gradient; None: the full gradient.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
     return feedback(
         "Clip21", _gradient(batch_size), clip(tau), beta=1.0, server_step=server_step, initial_memory=initial_memory
@@ -86,10 +110,17 @@ def clip21_sgd2m(
     """Clip21-SGD2M (Islamov et al. 2025, arXiv 2502.11682): Clip21 with momentum on both sides.
 
     u_i <- (1-m) u_i + m g_i;  Delta_i = clip_tau(u_i - v_i);  v_i <- v_i + b Delta_i;  v <- v + b mean(Delta + noise);
-    x <- x - eta v, with m = client_momentum and b = server_momentum: both memories take only the part b of what is
-    sent, so that noise builds up more slowly. Radius tau. From a summary of the paper and from memory; here the
-    gradient is taken at x before the step of the round, where the paper's listing steps first (the same sequence,
-    shifted by the first, empty step from v = 0).
+    x <- x - eta v. Both memories take only the part b of what is sent, so that noise builds up more slowly. Radius tau.
+    From a summary of the paper and from memory; here the gradient is taken at x before the step of the round, where the
+    paper's listing steps first (the same sequence, shifted by the first, empty step from v = 0).
+
+    Args:
+        tau: largest norm of a message.
+        client_momentum: m.
+        server_momentum: b.
+        server_step: eta.
+        batch_size: number of examples in a mini-batch gradient; None: the full gradient.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
     return feedback(
         "Clip21-SGD2M", _gradient(batch_size), clip(tau), beta=server_momentum, server_step=server_step,
@@ -107,6 +138,12 @@ def ef21(
     """EF21 (Richtarik, Sokolov, Fatkhullin 2021, arXiv 2106.05203) with the Top-k compressor. Cannot be private.
 
     c_i = TopK(grad f_i(x) - v_i);  v_i <- v_i + c_i;  v <- v + mean(c);  x <- x - eta v. No radius.
+
+    Args:
+        k: number of coordinates that a message keeps.
+        server_step: eta.
+        batch_size: number of examples in a mini-batch gradient; None: the full gradient.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories.
     """
     return feedback(
         "EF21", _gradient(batch_size), top_k(k), beta=1.0, server_step=server_step, initial_memory=initial_memory
@@ -117,6 +154,10 @@ def fed_avg(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
     """FedAvg (McMahan et al. 2017, arXiv 1602.05629), every client weighing the same. Cannot be private.
 
     x <- x - eta (1/(pM)) sum_{i in S} (x - T_i(x)). No radius.
+
+    Args:
+        local: local operator T_i.
+        server_step: eta.
     """
     return averaging("FedAvg", local, identity(), server_step=server_step)
 
@@ -125,6 +166,11 @@ def dp_fed_avg_clip(local: LocalUpdate, *, tau: float = 1.0, server_step: float 
     """DP-FedAvg with clipping (McMahan et al. 2018, arXiv 1710.06963), with the public denominator pM.
 
     x <- x - eta (1/(pM)) sum_{i in S} (clip_tau(x - T_i(x)) + z_i). Radius tau.
+
+    Args:
+        local: local operator T_i.
+        tau: largest norm of a message.
+        server_step: eta.
     """
     return averaging("DP-FedAvg (clip)", local, clip(tau), server_step=server_step)
 
@@ -140,7 +186,14 @@ def dp_fed_avg_normalized(
     """DP-FedAvg with smoothed normalisation instead of clipping (Fed-alpha-NormEC's baseline, without memory).
 
     x <- x - eta (1/(pM)) sum_{i in S} (beta Norm_alpha(x - T_i(x)) + z_i). Radius beta.
-    bounded="update" normalises P_i = (x - T_i(x))/gamma instead, as Fed-alpha-NormEC does, only without its memory.
+
+    Args:
+        local: local operator T_i.
+        alpha: smoothing of the normalisation.
+        beta: largest norm of a message.
+        server_step: eta.
+        bounded: "displacement", or "update": normalises P_i = (x - T_i(x))/gamma instead, as Fed-alpha-NormEC does,
+            only without its memory.
     """
     return averaging(
         "DP-FedAvg (normalised)", local, smooth_normalize(alpha, beta), server_step=server_step, bounded=bounded
@@ -153,6 +206,10 @@ def scaffold(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
     y <- y - (gamma/T)(grad f_i(y) + c - c_i), T times from x;  c_i' = c_i - c + (x - y)/gamma
     x <- x - eta (1/(pM)) sum_{i in S} (x - y_i);  c <- c + (1/M) sum_{i in S} (c_i' - c_i). No radius.
     Only drawn clients compute, whatever `idle` says, as in the paper. From memory of the paper.
+
+    Args:
+        local: local operator T_i.
+        server_step: eta.
     """
     return control_variates("SCAFFOLD", local, identity(), server_step=server_step)
 
@@ -162,12 +219,24 @@ def dp_scaffold(local: LocalUpdate, *, tau: float = 1.0, server_step: float = 1.
 
     SCAFFOLD whose message [(x - y_i)/gamma, c_i' - c_i] is clipped jointly to tau; c_i moves by the clipped half.
     The paper protects single records (noise in every local gradient); this protects whole clients.
+
+    Args:
+        local: local operator T_i.
+        tau: largest norm of a message, both halves together.
+        server_step: eta.
     """
     return control_variates("DP-SCAFFOLD", local, clip(tau), server_step=server_step)
 
 
 class Method(NamedTuple):
-    """A row of the table: how to build it, what to cite, whether it takes a local operator, whether noise may go on."""
+    """Row of the table of methods.
+
+    Attributes:
+        build: constructor of the method.
+        paper: what to cite.
+        takes_local: whether the constructor takes a local operator first.
+        can_be_private: whether noise may be added.
+    """
 
     build: Callable[..., Algorithm]
     paper: str
@@ -190,5 +259,8 @@ METHODS: dict[str, Method] = {
 
 
 def _gradient(batch_size: int | None) -> LocalUpdate:
-    """P_i = grad f_i(x), full or on a mini-batch; the local step cancels, so any will do."""
+    """Returns the local operator with P_i = grad f_i(x), full or on a mini-batch.
+
+    The local step cancels, so any will do.
+    """
     return gd(1.0) if batch_size is None else sgd(1.0, steps=1, batch_size=batch_size)

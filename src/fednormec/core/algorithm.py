@@ -1,4 +1,4 @@
-"""An algorithm is a value: functions of what they are given, state in, state out."""
+"""Algorithm as a value: functions of what they are given, state in, state out."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +11,13 @@ from fednormec.core.participation import Participation, Weights
 
 
 class Server(NamedTuple):
-    """What the server knows after `round` rounds: the model x and its own memory (empty, or one vector)."""
+    """State of the server between two rounds.
+
+    Attributes:
+        x: the model, (d,).
+        memory: the server's own memory, empty or one vector.
+        round: number of rounds that led here.
+    """
 
     x: Tensor
     memory: Tensor
@@ -19,19 +25,28 @@ class Server(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """The two sides of a round. Client quantities are rows, one per client: a tile in process, one row on the wire.
+    """Method as a value: the two sides of a round.
 
-    init(x0) -> Server
-    client_(server, rows, updates) -> Messages: `rows` (B, memory_slots d) are the clients' memories, all zero before
-        the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten; messages are
-        (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
-    server(server, mean, weights) -> Server: `mean` is the noisy sum of the senders' messages over M, the only thing
-        that ever crosses from clients to server.
-    correction(server, rows) -> (B, d): what is added to every local gradient, for methods with control variates.
-    keeps_updates: whether a memory takes in an update as it is, unbounded.
-    idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same (`rule`).
-    prime: an algorithm that runs for one exact round before the first, to fill the memories with local updates.
-        It is an exact, unbounded release: never with privacy.
+    Client quantities are rows, one per client: a tile in process, one row on the wire.
+
+    Args:
+        name: what reports and errors call it.
+        local: local operator, which gives the clients' updates P_i.
+        bound: operator that bounds every message; noise and accounting read its radius.
+        init: init(x0) -> Server, the state before the first round.
+        client_: client_(server, rows, updates) -> Messages. `rows` (B, memory_slots d) are the clients' memories, all
+            zero before the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten;
+            messages are (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
+        server: server(server, mean, weights) -> Server. `mean` is the noisy sum of the senders' messages over M, the
+            only thing that ever crosses from clients to server.
+        memory_slots: number of vectors (d,) in a client's memory.
+        message_slots: number of vectors (d,) in a message.
+        keeps_updates: whether a memory takes in an update as it is, unbounded.
+        idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same (`rule`).
+        correction: correction(server, rows) -> (B, d), added to every local gradient; for methods with control
+            variates.
+        prime: algorithm that runs for one exact round before the first, to fill the memories with local updates. It is
+            an exact, unbounded release: never with privacy.
     """
 
     name: str
@@ -48,10 +63,19 @@ class Algorithm(NamedTuple):
     prime: "Algorithm | None" = None
 
     def rule(self, participation: Participation) -> Participation:
-        """Who computes with this method: idle clients sleep where the method has nothing for them to advance."""
+        """Returns who computes with this method: idle clients sleep if the method has nothing for them to advance."""
         return participation if self.idle_clients_advance else participation._replace(idle="sleep")
 
     def client(self, server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
-        """(messages, moved rows), all new."""
+        """Computes messages and moved memories without side effects.
+
+        Args:
+            server: state of the server.
+            rows: memories of the clients, (B, memory_slots d).
+            updates: their P_i, (B, d).
+
+        Returns:
+            The messages (B, message_slots d) and the moved rows, all new.
+        """
         moved = rows.clone()
         return self.client_(server, moved, updates.clone()).whole(), moved

@@ -16,17 +16,30 @@ STRIP = 64  # messages that are added in their own dtype, whose error grows with
 
 
 class Messages(NamedTuple):
-    """Rows (B, d) as clients send them: factor_i times row_i, or the rows themselves. Not multiplied out, since all an
-    engine wants of most is their sum. `broken` are the indices of rows that were not finite and became zero."""
+    """Rows (B, d) as clients send them: factor_i times row_i, or the rows themselves.
+
+    They are not multiplied out, since all an engine wants of most is their sum.
+
+    Args:
+        rows: one row per client.
+        factors: one factor per row, (B,); None: the rows are the messages.
+        broken: indices of the rows that were non-finite and became zero.
+    """
 
     rows: Tensor
     factors: Tensor | None = None
     broken: tuple[int, ...] = ()
 
     def sum(self, sends: Tensor, adding: "Adding") -> Tensor:
-        """The sum of those messages i with sends_i = 1, the others having 0, in float64.
+        """Adds the messages of those who send, in float64.
 
-        Raises TooLong if one of them is longer than `adding` allows, or non-finite."""
+        Args:
+            sends: 1 for each client that sends, 0 for the others, (B,).
+            adding: how messages are added, and how long one may be.
+
+        Raises:
+            TooLong: if `adding` has a limit and a message that is sent is longer, or non-finite.
+        """
         weights = sends if self.factors is None else sends * self.factors
         if kernels.take_rows(self.rows):
             total, squares = kernels.sum_rows(self.rows, weights.contiguous(), adding.exactly)
@@ -45,20 +58,25 @@ class Messages(NamedTuple):
         return total
 
     def whole(self) -> Tensor:
-        """The messages themselves; they may overwrite the rows."""
+        """Returns the messages themselves; they may overwrite the rows."""
         return self.rows if self.factors is None else self.rows.mul_(self.factors[:, None])
 
 
 class Adding(NamedTuple):
-    """How messages are added: strips of them in their own dtype and the strips' sums in float64, or `exactly`, all in
-    float64; and how long one may be that is added, by its measured length, which errs by less than `norm_error`."""
+    """Rule for adding messages.
+
+    Args:
+        exactly: whether all are added in float64; otherwise strips of them in their own dtype, and the strips' sums in
+            float64.
+        longest: largest length of a message that may be added, as measured, which errs by less than `norm_error`.
+    """
 
     exactly: bool = False
     longest: float = math.inf
 
 
 class TooLong(Exception):
-    """A message that may not be added, with its length."""
+    """Message that may not be added, with its length."""
 
     def __init__(self, length: float) -> None:
         super().__init__(f"a message of length {length}")
@@ -66,19 +84,28 @@ class TooLong(Exception):
 
 
 class Law(NamedTuple):
-    """The length that a bound gives to a vector of norm n: radius n / (n + parameter), or min(n, parameter)."""
+    """Length that a bound gives to a vector of norm n.
+
+    It is radius n / (n + parameter), or min(n, parameter) if it `clips`.
+    """
 
     parameter: float
     clips: bool
 
 
 class Bound(NamedTuple):
-    """An operator on rows (B, d) and the L2 norm no row of its result exceeds (inf: none).
+    """Operator on rows (B, d) and the L2 norm that no row of its result exceeds.
 
     `bound(rows)` leaves rows alone; `bound.scale_(rows)` may overwrite them and gives a factor for each.
 
     With a finite radius it is a promise about floating-point numbers, not about the reals: it holds for every input,
-    zeros, huge and tiny vectors included, and a row that is not finite becomes zero.
+    zeros, huge and tiny vectors included, and a non-finite row becomes zero.
+
+    Args:
+        name: what reports and errors call it.
+        radius: largest L2 norm of a row of the result; inf: there is none.
+        scale_: scale_(rows) -> Messages, the operator; it may overwrite the rows.
+        law: length of the result as a function of the norm, for the functions in C; None: they are not used.
     """
 
     name: str
@@ -87,10 +114,20 @@ class Bound(NamedTuple):
     law: Law | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
+        """Returns the bounded rows, all new."""
         return self.scale_(rows.clone()).whole()
 
     def track_(self, updates: Tensor, memory: Tensor, beta: float) -> Messages:
-        """Delta = bound(updates - memory), memory <- memory + beta Delta, in place."""
+        """Computes Delta = bound(updates - memory) and moves memory <- memory + beta Delta, in place.
+
+        Args:
+            updates: rows (B, d); they may be overwritten.
+            memory: rows (B, d), moved in place.
+            beta: factor with which Delta enters the memory.
+
+        Returns:
+            Delta.
+        """
         beta = representable(beta, memory.dtype)
         if self.law is None or not kernels.take_rows(updates, memory):
             return _add(memory, self.scale_(updates.sub_(memory)), beta)
@@ -106,7 +143,13 @@ class Bound(NamedTuple):
 
 
 def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
-    """radius * v / (alpha + ||v||), one global norm over the whole vector; 0 stays 0, also with alpha = 0.
+    """Normalises smoothly: radius * v / (alpha + ||v||), one global norm over the whole vector.
+
+    0 stays 0, also with alpha = 0.
+
+    Args:
+        alpha: smoothing, zero or positive.
+        radius: largest L2 norm of the result.
 
     >>> smooth_normalize(1.0)(torch.tensor([[3.0, 0.0], [0.0, 0.0]])).tolist()
     [[0.75, 0.0], [0.0, 0.0]]
@@ -121,7 +164,10 @@ def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
 
 
 def clip(tau: float) -> Bound:
-    """min(1, tau / ||v||) * v.
+    """Clips to a largest norm: min(1, tau / ||v||) * v.
+
+    Args:
+        tau: largest L2 norm of the result, its radius.
 
     >>> clip(5.0)(torch.tensor([[3.0, 0.0], [0.0, 10.0]])).round(decimals=3).tolist()
     [[3.0, 0.0], [0.0, 5.0]]
@@ -131,12 +177,15 @@ def clip(tau: float) -> Bound:
 
 
 def identity() -> Bound:
-    """No bound at all: the message itself. Nothing private can be built on it."""
+    """Bounds nothing: the message is the vector itself. Nothing private can be built on it."""
     return Bound("identity", math.inf, lambda v: Messages(v))
 
 
 def top_k(k: int) -> Bound:
     """Keeps the k coordinates of largest magnitude in each row: a contractive compressor, not a bound on the norm.
+
+    Args:
+        k: number of coordinates that are kept.
 
     >>> top_k(1)(torch.tensor([[1.0, -3.0, 2.0]])).tolist()
     [[0.0, -3.0, 0.0]]
@@ -161,7 +210,7 @@ def _require_lengths(rows: Tensor, weights: Tensor, norms: np.ndarray, longest: 
 
 
 def _add(memory: Tensor, delta: Messages, beta: float) -> Messages:
-    """memory <- memory + beta delta."""
+    """Moves memory <- memory + beta delta, in place."""
     if delta.factors is None:
         memory.add_(delta.rows, alpha=beta)
     else:
@@ -170,14 +219,19 @@ def _add(memory: Tensor, delta: Messages, beta: float) -> Messages:
 
 
 def _require_radius(name: str, value: float) -> None:
-    """Well inside float32: near the ends of its range rounding is no longer relative, and the promise would break."""
+    """Raises UserError if a radius is not well inside float32.
+
+    Near the ends of its range rounding is no longer relative, and the promise would break.
+    """
     if not 1e-30 <= value <= 1e30:
         raise UserError(f"{name} must be a positive number between 1e-30 and 1e30, not {value}.")
 
 
 def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarray]) -> Messages:
-    """Rows with the factors that give them `length(norm)`, kept below the radius by the error that norm and product may
-    have."""
+    """Returns the rows with the factors that give them `length(norm)`.
+
+    They are kept below the radius by the error that norm and product may have.
+    """
     norms = row_norms(rows)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # odd rows are mended below
         lengths = np.minimum(length(norms), radius * (1 - norm_error(rows)))
@@ -194,8 +248,10 @@ def _radial(rows: Tensor, radius: float, length: Callable[[np.ndarray], np.ndarr
 
 
 def _rescaled(rows: Tensor, lengths: np.ndarray) -> Tensor:
-    """The rows at their new length, in float64 by way of v / ||v||, where a plain quotient would leave the number
-    range; zero for 0 and for rows that are not finite."""
+    """Returns the rows at their new length; zero for 0 and for non-finite rows.
+
+    It computes v / ||v|| in float64, since a plain quotient would leave the number range.
+    """
     rows64 = rows.double()
     top = rows64.abs().amax(dim=1, keepdim=True)
     unit = torch.where(top.isfinite() & (top > 0), rows64 / top, 0.0)

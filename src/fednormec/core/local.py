@@ -15,18 +15,27 @@ from fednormec.errors import at_least_one, one_of, positive
 
 
 class Moment(NamedTuple):
-    """The address of this round's local randomness."""
+    """Address of a round's local randomness.
+
+    Args:
+        seed: seed of the run.
+        round: number of the round.
+    """
 
     seed: int
     round: int
 
 
 class LocalUpdate(NamedTuple):
-    """`run(problem, x, ids, moment, correction)` gives P_i for each id, rows (B, d).
+    """Local operator T_i, by its updates P_i = (x - T_i(x)) / step.
 
-    The steps inside add up to `step` (the paper's gamma): T steps are of size step/T each. `correction`, rows or None,
-    is added to every local gradient (control variates). `visits(n)` is of how many examples a client that has n takes
-    a gradient, one that it takes twice counting twice.
+    Args:
+        name: what reports and errors call it.
+        step: sum of the steps inside, the paper's gamma: T steps are of size step/T each.
+        run: run(problem, x, ids, moment, correction) -> P_i of each id, rows (B, d). `correction`, rows or None, is
+            added to every local gradient (control variates).
+        visits: visits(n) is the number of examples of which a client that has n takes a gradient; one that it takes
+            twice counts twice.
     """
 
     name: str
@@ -36,14 +45,19 @@ class LocalUpdate(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The examples each client visits, in order: (B, T, b), -1 padded; client r stops after `steps[r]`."""
+    """Examples that each client visits, in order: (B, T, b), padded with -1; client r stops after `steps[r]`."""
 
     examples: np.ndarray
     steps: np.ndarray
 
 
 def gd(step: float, steps: int = 1) -> LocalUpdate:
-    """T = `steps` full-gradient steps of size step/T. With one step P_i is the gradient at x."""
+    """Gradient descent: T full-gradient steps of size step/T. With one step P_i is the gradient at x.
+
+    Args:
+        step: sum of all steps, the paper's gamma.
+        steps: number of steps T.
+    """
     positive("the local step", step)
     at_least_one("steps", steps)
 
@@ -60,11 +74,17 @@ def gd(step: float, steps: int = 1) -> LocalUpdate:
 def ig(
     step: float, batch_size: int = 1, order: Literal["cyclic", "reshuffle"] = "cyclic", epochs: int = 1
 ) -> LocalUpdate:
-    """Incremental gradient: passes over the client's N components, E N steps of size step/(E N).
+    """Incremental gradient: E passes over the client's N components, E N steps of size step/(E N).
 
-    A component is an example, or a fixed mini-batch of `batch_size` neighbouring examples (equal sizes keep
-    f_i = mean of components exact). order="cyclic" with one epoch is the paper's operator; a fresh order in every
-    epoch ("reshuffle") and several epochs are ours, outside its theorems.
+    order="cyclic" with one epoch is the paper's operator; a fresh order in every epoch ("reshuffle") and several epochs
+    are ours, outside its theorems.
+
+    Args:
+        step: sum of all steps, the paper's gamma.
+        batch_size: size of a component: an example, or a fixed mini-batch of so many neighbouring examples (equal sizes
+            keep f_i = mean of components exact).
+        order: "cyclic", or "reshuffle" for a fresh order in every epoch.
+        epochs: number of passes E.
     """
     positive("the local step", step)
     at_least_one("batch_size", batch_size)
@@ -82,10 +102,15 @@ def ig(
 
 
 def sgd(step: float, steps: int = 1, batch_size: int = 32) -> LocalUpdate:
-    """`steps` mini-batch steps of size step/steps, drawn by reshuffling: no example twice within an epoch of n // batch
-    batches; every round starts a fresh epoch.
+    """Stochastic gradient: mini-batch steps of size step/steps, drawn by reshuffling. Outside the theorems.
 
-    A client with fewer examples than `batch_size` uses all it has in each step. Outside the theorems.
+    No example comes twice within an epoch of n // batch_size batches; every round starts a fresh epoch. A client with
+    fewer examples than `batch_size` uses all it has in each step.
+
+    Args:
+        step: sum of all steps, the paper's gamma.
+        steps: number of steps.
+        batch_size: number of examples in a mini-batch.
     """
     positive("the local step", step)
     at_least_one("steps", steps)
@@ -116,7 +141,7 @@ def _stochastic(
 def _descend(
     problem: Problem, x: Tensor, ids: np.ndarray, plan: Batches, step: float, correction: Tensor | None
 ) -> Tensor:
-    """The mean of the gradients met on the way, y <- y - (step/T_i)(gradient + correction)."""
+    """Returns the mean of the gradients met on the way, y <- y - (step/T_i)(gradient + correction)."""
     counts = torch.as_tensor(plan.steps, dtype=x.dtype, device=x.device)[:, None]
     total = _corrected(problem.grad(x, ids, plan.examples[:, 0]), correction)
     for t in range(1, plan.examples.shape[1]):

@@ -1,4 +1,4 @@
-"""Who computes and who sends in a round, with the public weights that undo the sampling."""
+"""Participation: who computes and who sends in a round, with the public weights that undo the sampling."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -12,26 +12,40 @@ Idle = Literal["advance", "sleep"]
 
 
 class Cohort(NamedTuple):
-    """One round: ids of the clients that compute (sorted), and which of them send."""
+    """Clients of one round.
+
+    Attributes:
+        computing: ids of the clients that compute, sorted.
+        sending: which of these send, a mask of the same length.
+    """
 
     computing: np.ndarray
     sending: np.ndarray
 
 
 class Weights(NamedTuple):
-    """What the server multiplies sum/M with: `average` for a mean over the senders (1/p), `memory` for a mean of all
-    clients' memories (q: 1/p when idle clients advance, 1 when they sleep). Public, never the realised cohort."""
+    """Public factors that the server multiplies sum/M with, never those of the realised cohort.
+
+    Attributes:
+        average: factor for a mean over the senders, 1/p.
+        memory: factor q for a mean of all clients' memories: 1/p if idle clients advance, 1 if they sleep.
+    """
 
     average: float
     memory: float
 
 
 class Participation(NamedTuple):
-    """A public rule for drawing cohorts. `rate(M)` is p, the probability that a given client sends.
+    """Public rule for drawing cohorts.
 
-    select=None: every client is drawn independently with that probability (Poisson), which is what amplifies privacy;
-    sampler and accountant both read it from here. Any other rule is accounted as if everyone were always drawn, with
-    `least(M)` senders in a round at the least.
+    Args:
+        name: what reports and errors call it.
+        rate: rate(M) is p, the probability that a given client sends.
+        select: select(M, source) -> who sends, a mask (M,). None: every client is drawn independently with probability
+            p (Poisson), which is what amplifies privacy; sampler and accountant both read it from here. Any other rule
+            is accounted as if everyone were always drawn.
+        idle: "advance" if clients that are not drawn compute and move their memories all the same, "sleep" if not.
+        least: least(M) is the least number of senders in a round that a rule with `select` promises.
     """
 
     name: str
@@ -41,7 +55,16 @@ class Participation(NamedTuple):
     least: Callable[[int], int] = lambda m: 1
 
     def draw(self, num_clients: int, source: Source, min_cohort: int = 1) -> Cohort:
-        """A cohort; one that is smaller than min_cohort is called off: nobody sends."""
+        """Draws a cohort.
+
+        Args:
+            num_clients: number of clients M.
+            source: randomness.
+            min_cohort: a cohort that is smaller is called off: nobody sends.
+
+        Raises:
+            UserError: if `select` does not keep to what it promises.
+        """
         if self.select is None:
             sends = source.random(num_clients) < self.rate(num_clients)
         else:
@@ -60,20 +83,23 @@ class Participation(NamedTuple):
         return Cohort(senders, np.ones(len(senders), bool))
 
     def weights(self, num_clients: int) -> Weights:
+        """Returns the server's weights for this number of clients."""
         p = self.rate(num_clients)
         return Weights(average=1 / p, memory=1 / p if self.idle == "advance" else 1.0)
 
 
 def full() -> Participation:
-    """Every client computes and sends in every round."""
+    """Full participation: every client computes and sends in every round."""
     return Participation("full", lambda m: 1.0, lambda m, source: np.ones(m, bool), "advance", lambda m: m)
 
 
 def poisson(p: float, idle: Idle = "advance") -> Participation:
-    """Each client sends independently with probability p; the cohort may be empty.
+    """Poisson participation: each client sends independently with probability p; the cohort may be empty.
 
-    idle="advance": who is not drawn computes and moves its memory all the same (the paper's rule).
-    idle="sleep": only drawn clients compute (our practical variant; no theorem covers it).
+    Args:
+        p: probability that a client sends, in (0, 1].
+        idle: "advance": who is not drawn computes and moves its memory all the same (the paper's rule). "sleep": only
+            drawn clients compute (our practical variant; no theorem covers it).
     """
     one_of("idle", idle, ("advance", "sleep"))
     if not 0 < p <= 1:
@@ -82,7 +108,12 @@ def poisson(p: float, idle: Idle = "advance") -> Participation:
 
 
 def fixed_size(m: int, idle: Idle = "advance") -> Participation:
-    """Exactly m clients send, drawn without replacement. It has no Poisson amplification of privacy."""
+    """Participation of exactly m clients, drawn without replacement. It has no Poisson amplification of privacy.
+
+    Args:
+        m: number of clients that send.
+        idle: "advance" or "sleep", as in `poisson`.
+    """
     one_of("idle", idle, ("advance", "sleep"))
     at_least_one("the size of a cohort", m)
 

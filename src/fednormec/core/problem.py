@@ -1,4 +1,4 @@
-"""What a federated problem is: M functions f_i on flat vectors, every client weighing 1/M."""
+"""Problem: M functions f_i on flat vectors, every client weighing 1/M."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -7,80 +7,110 @@ from torch import Tensor
 
 
 class Interval(NamedTuple):
-    """A number known to lie in [lower, upper]; both ends are the same where it is known exactly."""
+    """Number known to lie in [lower, upper]; both ends are the same where it is known exactly."""
 
     lower: float
     upper: float
 
 
 class Metrics(NamedTuple):
-    """Figures about one model: those on a public test set, and those that look at clients' data (not private), which
-    includes a test set that was held out of them."""
+    """Figures about one model.
+
+    Attributes:
+        public: figures on a public test set.
+        not_private: figures that look at clients' data, those on a test set that was held out of them included.
+    """
 
     public: dict[str, float]
     not_private: dict[str, float]
 
 
 class Problem(Protocol):
-    """minimise f(x) = (1/M) sum_i f_i(x), with f_i(x) = (1/N_i) sum_j f_{i,j}(x), x in R^d.
+    """Problem to minimise: f(x) = (1/M) sum_i f_i(x), with f_i(x) = (1/N_i) sum_j f_{i,j}(x), x in R^d.
 
-    A component f_{i,j} is an example of client i (for a quadratic, one summand). `tile` is how many clients one
-    call of `grad` gets at the most: the unit of arithmetic. It belongs to the problem, so that the bits of a result
-    depend neither on the engine's chunks nor on its workers.
+    A component f_{i,j} is an example of client i (for a quadratic, one summand).
     """
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """Number of parameters d."""
+        ...
+
     @property
-    def num_clients(self) -> int: ...
+    def num_clients(self) -> int:
+        """Number of clients M."""
+        ...
+
     @property
-    def tile(self) -> int: ...
+    def tile(self) -> int:
+        """Largest number of clients in one call of `grad`: the unit of arithmetic.
+
+        It belongs to the problem, so that the bits of a result depend neither on the engine's chunks nor on its
+        workers.
+        """
+        ...
+
     @property
     def client_sizes(self) -> np.ndarray:
-        """N_i, the number of components of each client: (M,) int64, all at least 1."""
+        """Number of components N_i of each client: (M,) int64, all at least 1."""
         ...
 
     def init(self, rng: np.random.Generator) -> Tensor:
-        """A starting point (d,), in the problem's dtype and on its device."""
+        """Returns a starting point (d,), in the problem's dtype and on its device."""
         ...
 
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
-        """Rows (B, d): the gradient of f_i at x for each i in `ids`.
+        """Computes the gradient of f_i at x for each i in `ids`: rows (B, d), the caller's to overwrite.
 
-        x is one shared (d,) vector or one row (B, d) per client. `examples` (B, b) restricts row r to the mean over
-        those components of its client; -1 is padding, each row has at least one that is not. None means all of f_i.
-        The result is the caller's to overwrite. Safe to call from several threads at once. Never writes to x.
+        Safe to call from several threads at once. Never writes to x.
+
+        Args:
+            x: one shared vector (d,), or one row (B, d) per client.
+            ids: numbers of the clients, (B,).
+            examples: (B, b) restricts row r to the mean over these components of its client; -1 is padding, each row
+                has at least one that is not. None: all of f_i.
         """
         ...
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """Figures of the model x. `not_private` has at least "train_loss", the mean of f_i over the clients whose
-        f_i(x) is finite (nan when there is none)."""
+        """Computes figures of the model x.
+
+        `not_private` has at least "train_loss", the mean of f_i over the clients whose f_i(x) is finite (nan if there
+        is none).
+        """
         ...
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
-        """The model x as named tensors, the way it is saved."""
+        """Returns the model x as named tensors, the way it is saved."""
         ...
 
     def model(self, x: Tensor) -> Any:
-        """The model x as its user knows it: a module for a neural problem, the vector itself elsewhere."""
+        """Returns the model x as its user knows it: a module for a neural problem, the vector itself elsewhere."""
         ...
 
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A problem that can be taken apart, so that a worker elsewhere gets the data of its own clients only."""
+    """Problem that can be taken apart, so that a worker elsewhere gets the data of its own clients only."""
 
     def part(self, first: int, last: int) -> Problem:
-        """Clients first to last - 1, numbered from 0, with gradients of the same bits. It is there for these alone."""
+        """Returns the problem of some clients, numbered from 0, with gradients of the same bits.
+
+        It is there for these clients' gradients alone.
+
+        Args:
+            first: number of the first client.
+            last: number after that of the last client.
+        """
         ...
 
 
 def tile_size(num_clients: int, dim: int, most: int = 128) -> int:
-    """How many clients one call of `grad` gets at the most: about 2^23 floats of rows, at most 128 clients, balanced.
+    """Returns the largest number of clients for one call of `grad`.
 
-    Balanced, because a last tile much smaller than the others would leave a worker idle, as would an odd number of
-    tiles where they are few; only what is over at once anyway is a single tile.
+    About 2^23 floats of rows, at most 128 clients, balanced: a last tile much smaller than the others would leave a
+    worker idle, as would an odd number of tiles where they are few; only work that is over at once anyway is a single
+    tile.
 
     >>> tile_size(250, 10), tile_size(200, 50_890), tile_size(20, 269_722, most=4), tile_size(3, 2**30)
     (125, 100, 2, 1)

@@ -1,4 +1,4 @@
-"""All randomness comes from here: addressed by (seed, stream, purpose, round, client), or from the operating system."""
+"""Randomness, all of it: addressed by (seed, stream, purpose, round, client), or from the operating system."""
 
 import hashlib
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Source(Protocol):
-    """What cohorts and noise are drawn from: numpy's Generator, or SecureSource."""
+    """Source of cohorts and noise: numpy's Generator, or SecureSource."""
 
     def random(self, size: int, /) -> np.ndarray:
         """Uniform numbers in [0, 1)."""
@@ -20,11 +20,16 @@ class Source(Protocol):
 
 
 def generator(seed: int, purpose: str, *place: int, stream: int = 0) -> np.random.Generator:
-    """A counter-based generator that depends on its address alone, not on who drew before.
+    """Returns a counter-based generator that depends on its address alone, not on who drew before.
 
-    The address is (seed, stream, purpose, place), where place is nothing, a round, or a round and a client. The 128-bit
-    key is a hash of it, so that millions of addresses do not collide (torch's own CPU generator keeps only 32 bits of
-    its seed).
+    The address is (seed, stream, purpose, place). The 128-bit key is a hash of it, so that millions of addresses do not
+    collide (torch's own CPU generator keeps only 32 bits of its seed).
+
+    Args:
+        seed: seed of the run.
+        purpose: words that say what the numbers are for.
+        place: nothing, a round, or a round and a client.
+        stream: which of several runs with the same seed.
 
     >>> generator(1, "cohort", 7).random() == generator(1, "cohort", 7).random()
     True
@@ -38,8 +43,10 @@ def generator(seed: int, purpose: str, *place: int, stream: int = 0) -> np.rando
 
 
 def address(seed: int, purpose: str, *place: int, stream: int = 0) -> bytes:
-    """The address as bytes, each its own: a purpose is words, numbers are digits, and the stream has a sign before it
-    that neither has. Stream 0 is not written.
+    """Returns the address as bytes; no two addresses give the same.
+
+    A purpose is words, numbers are digits, and the stream has a sign before it that neither has. Stream 0 is not
+    written.
 
     >>> address(7, "noise", 3, 5), address(7, "noise", 5, stream=3)
     (b'7/noise/3/5', b'7:3/noise/5')
@@ -52,11 +59,11 @@ def address(seed: int, purpose: str, *place: int, stream: int = 0) -> bytes:
 
 
 class SecureSource:
-    """Numbers nobody can predict or repeat: AES-256 in counter mode under a key from the operating system.
+    """Source that nobody can predict or repeat: AES-256 in counter mode under a key from the operating system.
 
     Every call takes a fresh key, so a forked or restored process repeats nothing. Normal numbers are sums of four
-    independent Box-Muller draws: one draw leaves only so many floating-point numbers possible that an observer can
-    tell some sums apart, four hide that (Holohan and Braghin, arXiv 2107.10138).
+    independent Box-Muller draws: one draw leaves only so many floating-point numbers possible that an observer can tell
+    some sums apart, four hide that (Holohan and Braghin, arXiv 2107.10138).
     """
 
     def random(self, size: int, /) -> np.ndarray:

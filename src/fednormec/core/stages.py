@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by stage; a stage within another counts for itself alone.
+"""Profile of a run: where its time goes, by stage. A stage within another counts for itself alone.
 
 Off by default: then a stage costs one look at a variable.
 """
@@ -34,20 +34,23 @@ class Profile:
         self._leading = threading.get_ident()
 
     def facts(self, workers: int) -> dict[str, Any]:
-        """Seconds since the start and by stage; what `workers` threads did side by side counts as the time that passed
-        meanwhile."""
+        """Returns the seconds since the start and by stage.
+
+        What `workers` threads did side by side counts as the time that passed meanwhile.
+        """
         wall = time.perf_counter() - self.started
         stages = {name: self._workers[name] / workers + self._leader[name] for name in MEANING}
         return {"seconds": wall, "stages": stages, "other": wall - sum(stages.values())}
 
     def enter(self) -> list[float]:
-        """The open stages of this thread, innermost last: for each the seconds spent in stages within it."""
+        """Returns the open stages of this thread, innermost last: for each the seconds spent in stages within it."""
         if not hasattr(self._own, "open"):
             self._own.open = []
         stack: list[float] = self._own.open
         return stack
 
     def add(self, stage: Stage, seconds: float) -> None:
+        """Adds seconds to a stage, on the side that this thread is on."""
         with self._lock:
             (self._leader if threading.get_ident() == self._leading else self._workers)[stage] += seconds
 
@@ -74,18 +77,21 @@ _running: Profile | None = None
 
 
 def stage(name: Stage) -> AbstractContextManager[None]:
-    """What happens within belongs to this stage, where somebody is looking."""
+    """Counts what happens within for this stage, if a profile is being made."""
     return _NOTHING if _running is None else _Timed(_running, name)
 
 
 def looking() -> Profile | None:
-    """The profile that is being made, if one is: for work that is done, and timed, in other processes."""
+    """Returns the profile that is being made, if one is: for work that is done, and timed, in other processes."""
     return _running
 
 
 @contextmanager
 def profiled() -> Iterator[Profile]:
-    """Counts the seconds of this process' stages, of one run at a time; one within another takes its share."""
+    """Counts the seconds of this process' stages, of one run at a time.
+
+    A profile within another takes over until it ends.
+    """
     global _running
     before, profile = _running, Profile()
     _running = profile

@@ -1,8 +1,9 @@
-"""Whether a method keeps its side of a private run: what the noise cannot make good is tried before anything is sent.
+"""Checks that a method keeps its side of a private run, before anything is sent.
 
-docs/algorithm.md ("What a method may do") has the properties that a private run rests on. The engine measures every
-message that it adds; the rest is tried here, on hostile updates. `require_keeps` does so before each private run,
-`check_method` tries more of them, and the local update on the problem itself.
+What the noise cannot make good is tried. docs/algorithm.md ("What a method may do") has the properties that a private
+run rests on. The engine measures every message that it adds; the rest is tried here, on hostile updates.
+`require_keeps` does so before each private run, `check_method` tries more of them, and the local update on the problem
+itself.
 """
 
 import math
@@ -30,7 +31,12 @@ UNLIKE = 1e3  # units in the last place by which a message may differ and still 
 
 
 class Finding(NamedTuple):
-    """One thing that was tried, and what went wrong; None where nothing did."""
+    """Finding of one attempt.
+
+    Attributes:
+        tried: what was tried.
+        wrong: what went wrong; None where nothing did.
+    """
 
     tried: str
     wrong: str | None
@@ -38,17 +44,23 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodCheck:
-    """What `check_method` found. `passed` says that nothing speaks against the method, not that it is private."""
+    """Result of `check_method`.
+
+    Attributes:
+        method: name of the method.
+        findings: what was tried, and what went wrong.
+    """
 
     method: str
     findings: tuple[Finding, ...]
 
     @property
     def passed(self) -> bool:
+        """True if nothing speaks against the method, which does not say that it is private."""
         return all(finding.wrong is None for finding in self.findings)
 
     def text(self) -> str:
-        """A line for each thing that was tried."""
+        """Returns a line for each thing that was tried."""
         lines = (f"  {'ok' if f.wrong is None else 'WRONG':<6}{f.tried}" for f in self.findings)
         reasons = (f"         {f.wrong}" for f in self.findings if f.wrong is not None)
         return "\n".join([f"{self.method}: {'passed' if self.passed else 'failed'}", *lines, *reasons])
@@ -66,8 +78,9 @@ def check_method(algorithm: Algorithm, problem: Problem, *, clients: int = 10, r
     Args:
         algorithm: the method, with the local update, the bound and the settings it will run with.
         problem: what it will train on. Only gradients of a few of its clients are computed.
-        clients: how many made-up clients send hostile updates: zeros, huge and tiny ones, some that are not numbers.
-        rounds: for how many rounds they do, each client another one in every round.
+        clients: number of made-up clients that send hostile updates: zeros, huge and tiny ones, some that are not
+            numbers.
+        rounds: number of rounds in which they do, each client another one per round.
 
     Returns:
         What was tried and what went wrong: the bound on every message, one message of the promised width for each
@@ -98,7 +111,7 @@ def _wrong(attempt: Callable[[], None]) -> str | None:
 
 
 def _attempts(algorithm: Algorithm, x: Tensor, clients: int, rounds: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is tried of the method itself, by name."""
+    """Yields what is tried of the method itself, by name."""
     servers, updates = _servers(algorithm, x, rounds), _updates(clients, rounds, x)
     ends, longest = (0, clients - 1), algorithm.bound.radius
     close = UNLIKE * torch.finfo(x.dtype).eps * (longest if math.isfinite(longest) else 1.0)
@@ -147,6 +160,7 @@ def _attempts(algorithm: Algorithm, x: Tensor, clients: int, rounds: int) -> Ite
 
 
 def _local_attempts(algorithm: Algorithm, problem: Problem, x: Tensor) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields what is tried of the local update, by name."""
     server = _servers(algorithm, x, 1)[0]
     some = np.arange(min(problem.num_clients, max(2, problem.tile), 8))
 
@@ -166,7 +180,7 @@ def _local_attempts(algorithm: Algorithm, problem: Problem, x: Tensor) -> Iterat
 
 
 def _played(algorithm: Algorithm, servers: list[Server], updates: Tensor, longest: float) -> Tensor:
-    """The messages (rounds, B, width) of clients with these updates (rounds, B, d), from memories of zero."""
+    """Returns the messages (rounds, B, width) of clients with these updates (rounds, B, d), from memories of zero."""
     _, clients, dim = updates.shape
     memories, sent = updates.new_zeros(clients, algorithm.memory_slots * dim), []
     for server, given in zip(servers, updates, strict=True):
@@ -182,7 +196,7 @@ def _played(algorithm: Algorithm, servers: list[Server], updates: Tensor, longes
 
 
 def _giving(local: LocalUpdate, updates: Tensor) -> LocalUpdate:
-    """A local update that is known beforehand, but for the correction."""
+    """Returns a local update that is known beforehand, but for the correction."""
 
     def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
         return updates.clone() if correction is None else updates + correction
@@ -191,7 +205,7 @@ def _giving(local: LocalUpdate, updates: Tensor) -> LocalUpdate:
 
 
 def _servers(algorithm: Algorithm, x: Tensor, rounds: int) -> list[Server]:
-    """The server's state in rounds whose means are a public vector."""
+    """Returns the server's state in rounds whose means are a public vector."""
     states = [algorithm.init(x)]
     for _ in range(rounds):
         states.append(_next(algorithm, states[-1]))
@@ -209,27 +223,27 @@ def _stepped(algorithm: Algorithm, servers: list[Server]) -> Tensor:
 
 
 def _updates(clients: int, rounds: int, x: Tensor) -> Tensor:
-    """Ordinary updates (rounds, B, d), all unlike."""
+    """Makes up ordinary updates (rounds, B, d), all unlike."""
     numbers = torch.arange(1, rounds * clients + 1, dtype=x.dtype, device=x.device).view(rounds, clients, 1)
     return torch.sin(numbers * torch.arange(1, len(x) + 1, dtype=x.dtype, device=x.device))
 
 
 def _hostile(updates: Tensor) -> Tensor:
-    """The same in all sizes, each client another one in every round."""
+    """Returns the same updates in all sizes, each client another one per round."""
     rounds, clients, _ = updates.shape
     turns = [[HOSTILE[(number + client) % len(HOSTILE)] for client in range(clients)] for number in range(rounds)]
     return updates * torch.tensor(turns, dtype=torch.float64).to(updates)[:, :, None]
 
 
 def _but(updates: Tensor, client: int, size: float) -> Tensor:
-    """Other updates, of this size, for all clients but one."""
+    """Returns other updates, of this size, for all clients but one."""
     others = (updates.roll(1, dims=1) * -3 + 1) * size
     others[:, client] = updates[:, client]
     return others
 
 
 def _same(one: Tensor, other: Tensor, close: float) -> bool:
-    """Whether two results are the same but for `close` in a norm; what is not a number in both is the same."""
+    """Returns whether two results are the same but for `close` in a norm; what is not a number in both is the same."""
     if one.shape != other.shape:
         return False
     if torch.equal(one, other):
