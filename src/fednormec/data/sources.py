@@ -1,8 +1,8 @@
-"""Where the clients' data comes from: the bundled digits, .npz files, a folder with one file per client, arrays.
+"""Sources of the clients' data: the bundled digits, .npz files, a folder with one file per client, arrays.
 
 Whatever the source, the result is the same: `FederatedData`, checked when it is made, so that no later code has to.
-Values are taken as they are: uint8 images stay in 0..255 as float32, so divide by 255 yourself where a model wants
-it. x may hold values that are not finite; a run leaves such clients out and says so.
+Values are taken as they are: uint8 images stay in 0..255 as float32, so divide by 255 yourself where a model wants it.
+x may hold non-finite values; a run skips such clients and says so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,13 @@ MAX_LABEL = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """N >= 1 examples: x (N, ...) in float32 (float64 stays float64), y (N,) labels in int64, none negative.
+    """Labelled examples, N >= 1 of them.
 
     Anything numpy can read is accepted, torch tensors too, and converted; whole numbers stored as floats are labels.
+
+    Args:
+        x: inputs (N, ...), in float32 (float64 stays float64).
+        y: labels (N,) in int64, none negative.
     """
 
     x: np.ndarray
@@ -45,11 +49,11 @@ class Examples:
         return len(self.y)
 
     def take(self, index: np.ndarray) -> "Examples":
-        """The examples at these indices."""
+        """Returns the examples at these indices."""
         return Examples(self.x[index], self.y[index])
 
     def joined(self, other: "Takeable") -> "Examples":
-        """These and then the other ones."""
+        """Returns these examples and then the other ones."""
         return Examples(np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y]))
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -62,9 +66,15 @@ MOST_CLASSES = 100_000  # or as many as there are examples: beyond that labels a
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Each client's own examples and a test set: one example shape and one dtype throughout. `classes` is how many
-    there are, where that was agreed; otherwise the labels tell. The test set is public unless it was `held_out` of
-    clients' own data: figures on it are then not private."""
+    """Data of all clients and a test set: one example shape and one dtype throughout.
+
+    Args:
+        clients: each client's own examples.
+        test: test set; None: there is none. It is public unless `held_out`.
+        names: one name per client, all different.
+        classes: number of classes, where that was agreed; None: the labels tell.
+        held_out: whether the test set was held out of clients' own data: figures on it are then not private.
+    """
 
     clients: tuple[Examples, ...]
     test: Examples | None
@@ -86,7 +96,10 @@ class FederatedData:
 
     @property
     def num_classes(self) -> int:
-        """The largest label anywhere, plus one."""
+        """Number of classes: `classes` if that is given, else the largest label anywhere plus one.
+
+        Raises UserError if a label is not below `classes`, or if the labels cannot be numbers of classes.
+        """
         found = 1 + max(int(examples.y.max()) for examples in self._all())
         if self.classes is not None:
             at_least_one("classes", self.classes)
@@ -102,41 +115,47 @@ class FederatedData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
+        """Shape of one example."""
         return self.clients[0].x.shape[1:]
 
     def _all(self) -> tuple[Examples, ...]:
         return self.clients if self.test is None else (*self.clients, self.test)
 
     def _use_one_dtype(self) -> None:
-        """Widen to float64 where some examples are: a model has one dtype."""
+        """Widens to float64 where some examples are: a model has one dtype."""
         if len({examples.x.dtype for examples in self._all()}) > 1:
             object.__setattr__(self, "clients", tuple(_widen(client) for client in self.clients))
             object.__setattr__(self, "test", None if self.test is None else _widen(self.test))
 
 
 class Takeable(Protocol):
-    """What can be dealt out: `Examples`, or what becomes examples only when it is taken."""
+    """Examples that can be dealt out: `Examples`, or what becomes examples only when it is taken."""
 
     @property
     def x(self) -> np.ndarray:
-        """The inputs, as they are held."""
+        """Inputs, as they are held."""
 
     @property
     def y(self) -> np.ndarray:
-        """The labels."""
+        """Labels."""
 
     def __len__(self) -> int: ...
 
     def take(self, index: np.ndarray) -> Examples:
-        """The examples at these indices."""
+        """Returns the examples at these indices."""
 
     def joined(self, other: "Takeable") -> "Takeable":
-        """These and then the other ones, of the same kind."""
+        """Returns these examples and then the other ones, of the same kind."""
 
 
 class NpzData(NamedTuple):
-    """What one .npz file holds; `client_ids`, where present, has one id per example of `train`."""
+    """Content of one .npz file.
+
+    Attributes:
+        train: examples to train on.
+        test: test set; None: there is none.
+        client_ids: one id per example of `train`; None: the file has none.
+    """
 
     train: Examples
     test: Examples | None
@@ -144,7 +163,7 @@ class NpzData(NamedTuple):
 
 
 def digits() -> Examples:
-    """The 1,797 handwritten digits that ship with scikit-learn: x (1797, 1, 8, 8) in [0, 1]. No download."""
+    """Reads the 1,797 handwritten digits that ship with scikit-learn: x (1797, 1, 8, 8) in [0, 1]. No download."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images, labels = load_digits(return_X_y=True)
@@ -152,16 +171,26 @@ def digits() -> Examples:
 
 
 def read_npz(path: str | Path) -> NpzData:
-    """One file for everybody: keys x and y, and optionally client (an id per example), x_test and y_test together."""
+    """Reads one .npz file for everybody.
+
+    It has the keys x and y, and optionally client (an id per example), x_test and y_test together.
+
+    Args:
+        path: the .npz file.
+    """
     arrays = _load(path, required=("x", "y"), optional=("client", "x_test", "y_test"))
     train = _examples(arrays["x"], arrays["y"], str(path))
     return NpzData(train, _test_of(arrays, train, path), _client_ids_of(arrays, train, path))
 
 
 def read_folder(path: str | Path, classes: int | None = None) -> FederatedData:
-    """One .npz file per client with keys x and y, named by its file stem, in alphabetical order.
+    """Reads one .npz file per client with keys x and y, named by its file stem, in alphabetical order.
 
     `test.npz`, where present, is the public test set and never a client.
+
+    Args:
+        path: the folder of .npz files.
+        classes: number of classes; None: the labels tell.
     """
     if not Path(path).is_dir():
         raise UserError(f"expected a folder of .npz files at {path}, found none; check the path")
@@ -174,9 +203,14 @@ def read_folder(path: str | Path, classes: int | None = None) -> FederatedData:
 
 
 def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Indices for training and for a test set of round(test_fraction * N) examples; a fraction of 0 sets none aside.
+    """Returns indices for training and for a test set of round(test_fraction * N) examples.
 
-    Any other fraction leaves at least one example on each side.
+    A fraction of 0 sets none aside; any other leaves at least one example on each side.
+
+    Args:
+        num_examples: number of examples N.
+        test_fraction: share of the test set, at least 0 and below 1.
+        rng: source of the choice.
     """
     _check_fraction(test_fraction)
     order = rng.permutation(num_examples)
@@ -189,8 +223,16 @@ def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> 
 
 
 def hold_out(own: np.ndarray, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """What a client trains on, in the order given, and what is held out: round(test_fraction * n) of its n examples,
-    but never all. It depends on nobody else, as long as `rng` does not."""
+    """Returns what a client trains on, in the order given, and what is held out of its examples.
+
+    It holds out round(test_fraction * n) of n examples, but never all. It depends on nobody else, as long as `rng` does
+    not.
+
+    Args:
+        own: indices of the client's examples.
+        test_fraction: share that is held out, at least 0 and below 1.
+        rng: source of the choice.
+    """
     _check_fraction(test_fraction)
     aside = np.zeros(len(own), dtype=bool)
     aside[rng.permutation(len(own))[: min(round(test_fraction * len(own)), len(own) - 1)]] = True
@@ -205,7 +247,16 @@ def federate(
     classes: int | None = None,
     held_out: bool = False,
 ) -> FederatedData:
-    """Deal `train` out by the indices of a partition; clients are called 0, 1, ... unless `names` says otherwise."""
+    """Deals `train` out by the indices of a partition.
+
+    Args:
+        train: examples to deal out.
+        test: test set; None: there is none.
+        parts: indices of each client's examples.
+        names: one name per client; None: 0, 1, ...
+        classes: number of classes; None: the labels tell.
+        held_out: whether the test set was held out of clients' own data.
+    """
     names = _numbered(len(parts)) if names is None else tuple(names)
     if len(names) != len(parts):
         raise UserError(
@@ -216,7 +267,11 @@ def federate(
 
 
 def from_arrays(clients: "Sequence[Pair | Examples]", test: "Pair | Examples | None" = None) -> FederatedData:
-    """From Python objects: per client one (x, y) pair of numpy arrays or torch tensors, or Examples; called 0, 1, ...
+    """Makes federated data from Python objects; clients are called 0, 1, ...
+
+    Args:
+        clients: per client one (x, y) pair of numpy arrays or torch tensors, or Examples.
+        test: test set in the same form; None: there is none.
 
     >>> data = from_arrays([(np.zeros((5, 3)), np.arange(5)), (np.ones((2, 3)), np.zeros(2))])
     >>> data.num_classes, data.input_shape, data.names
@@ -279,7 +334,7 @@ def _client_ids_of(arrays: dict[str, np.ndarray], train: Examples, path: str | P
 
 
 def _examples(x: Any, y: Any, where: str) -> Examples:
-    """Examples whose errors say where they come from."""
+    """Makes examples; an error says where they come from."""
     try:
         return Examples(x, y)
     except UserError as error:
@@ -320,7 +375,10 @@ def _widen(examples: Examples) -> Examples:
 
 
 def _array(value: Any, name: str) -> np.ndarray:
-    """A numpy array of what came; a torch tensor is known by its `detach`, so that torch need not be imported."""
+    """Returns what came as a numpy array.
+
+    A torch tensor is known by its `detach`, so that torch need not be imported.
+    """
     try:
         return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):

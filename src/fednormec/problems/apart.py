@@ -1,4 +1,4 @@
-"""Whether a module and its loss treat every example by itself, so that examples of several clients may share a batch.
+"""Tells whether a module and its loss treat every example by itself: only then may clients share a batch.
 
 What they do is watched, function by function, on made-up examples. Each function must be known to keep the examples,
 which lie along the first dimension, apart; one that is not known, or that turns numbers into Python's, is a doubt.
@@ -38,8 +38,10 @@ REDUCTIONS = "all amax amin any argmax argmin cumsum log_softmax logsumexp max m
 
 
 def known(module: nn.Module) -> bool:
-    """Whether it is made of nothing but layers that keep examples apart, whatever their number. Batch normalisation
-    takes statistics of a client's own."""
+    """Returns whether a module is made of nothing but layers that keep examples apart, whatever their number.
+
+    Batch normalisation takes statistics of a client's own.
+    """
     return all(
         type(layer) in KNOWN and not changed(layer) and getattr(layer, "start_dim", 1) >= 1
         for layer in module.modules()
@@ -47,12 +49,12 @@ def known(module: nn.Module) -> bool:
 
 
 def changed(layer: nn.Module) -> bool:
-    """Whether something of its own was put before, behind or in place of what layers of its type do."""
+    """Returns whether something of its own was put before, behind or in place of what layers of its type do."""
     return "forward" in vars(layer) or any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
 
 
 def trace(module: nn.Module, loss: Callable[[Any, Tensor], Tensor], inputs: Tensor, targets: Tensor) -> Trace | None:
-    """All that is done to these examples, in order; None where some function may let one of them touch another."""
+    """Lists all that is done to these examples, in order; None if some function may let one of them touch another."""
     watch = _Watch(module, inputs, targets)
     norms = [layer for layer in module.modules() if type(layer) is nn.BatchNorm2d and not changed(layer)]
     hooks = [norm.register_forward_pre_hook(watch.into_norm) for norm in norms]
@@ -70,7 +72,7 @@ def trace(module: nn.Module, loss: Callable[[Any, Tensor], Tensor], inputs: Tens
 
 
 class _Call(NamedTuple):
-    """One call of a function: `rows` are those of its tensors that have an example in each row, `others` the rest."""
+    """Call of a function: `rows` are those of its tensors that have an example in each row, `others` the rest."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -79,18 +81,21 @@ class _Call(NamedTuple):
     result: Any
 
     def given(self, place: int, name: str, default: Any = None) -> Any:
-        """An argument by place or by name."""
+        """Returns an argument by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     @property
     def of_one(self) -> bool:
-        """Whether the first argument alone has examples."""
+        """True if the first argument alone has examples."""
         return len(self.rows) == 1 and len(self.args) > 0 and self.args[0] is self.rows[0]
 
 
 class _Watch(TorchFunctionMode):
-    """Notes what is done. A tensor is known to have an example in each row, or to be the same for whatever examples;
-    one that came from elsewhere is a doubt."""
+    """Notes what is done to examples.
+
+    A tensor is known to have an example in each row, or to be the same for whatever examples; one that came from
+    elsewhere is a doubt.
+    """
 
     def __init__(self, module: nn.Module, *rows: Tensor) -> None:
         super().__init__()
@@ -103,7 +108,7 @@ class _Watch(TorchFunctionMode):
         return isinstance(value, Tensor) and id(value) in self._rows
 
     def number(self, tensor: Tensor) -> int | None:
-        """In the order in which they were met; None for one that was not."""
+        """Returns the number of a tensor, in the order in which they were met; None for one that was not."""
         return self._numbers.get(id(tensor))
 
     def into_norm(self, layer: nn.Module, given: Any) -> None:
@@ -161,7 +166,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _plain(value: Any) -> Iterator[Any]:
-    """What is given, one after another."""
+    """Yields what is given, one after another."""
     if isinstance(value, dict):
         yield from _plain([item for pair in value.items() for item in pair])
     elif isinstance(value, tuple | list):
@@ -172,7 +177,7 @@ def _plain(value: Any) -> Iterator[Any]:
 
 
 def _has_own_backward(losses: Tensor) -> bool:
-    """Whether some backward pass is written in Python, where nobody watches."""
+    """Returns whether some backward pass is written in Python, where nobody watches."""
     left, met = [losses.grad_fn], set[Any]()
     while left:
         node = left.pop()
@@ -199,18 +204,18 @@ def _in_place(call: _Call) -> bool:
 
 
 def _inner(call: _Call, dims: Any, depth: int | None = None) -> bool:
-    """Whether these dimensions are all others than the first."""
+    """Returns whether these dimensions are all others than the first."""
     depth, dims = call.rows[0].ndim if depth is None else depth, dims if isinstance(dims, tuple | list) else (dims,)
     return all(type(dim) is int and (dim > 0 or -depth < dim < 0) for dim in dims) and len(dims) > 0
 
 
 def _along(place: int, default: Any = None) -> Callable[[_Call], bool]:
-    """Works along dimensions that are given in that place, or by name."""
+    """Returns the rule of a function that works along dimensions, which are given in that place or by name."""
     return lambda call: call.of_one and _inner(call, call.given(place, "dim", call.kwargs.get("dims", default)))
 
 
 def _reshape(call: _Call) -> bool:
-    """As many rows as before, in the order of memory: each row is of the same numbers."""
+    """Accepts as many rows as before, in the order of memory: each row is of the same numbers."""
     return call.of_one and (call.result.numel() == call.rows[0].numel() or call.result.ndim == call.rows[0].ndim)
 
 
@@ -255,7 +260,10 @@ def _matmul(call: _Call) -> bool:
 
 
 def _batched(depth: int) -> Callable[[_Call], bool]:
-    """Takes a batch of that many dimensions; with one less it would take the batch for one example."""
+    """Returns the rule of a function that takes a batch of so many dimensions.
+
+    With one less it would take the batch for one example.
+    """
     return lambda call: call.of_one and call.rows[0].ndim == depth
 
 
@@ -264,7 +272,10 @@ def _layer_norm(call: _Call) -> bool:
 
 
 def _embedding(call: _Call) -> bool:
-    """Plain, without a look at how often a word is met, and without a change of the words themselves."""
+    """Accepts a plain embedding.
+
+    It does not look at how often a word is met, and does not change the words themselves.
+    """
     return call.of_one and call.given(3, "max_norm") is None and not call.given(5, "scale_grad_by_freq", False)
 
 

@@ -21,12 +21,12 @@ from fednormec.problems.apart import changed
 
 
 def for_convolutions(x: Tensor) -> Tensor:
-    """Images with channels last in memory: convolutions on a CPU are faster so."""
+    """Returns images with channels last in memory: convolutions on a CPU are faster so."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 class _Layer(ABC):
-    """A layer whose parameters are views of x: one for all clients, or one for each.
+    """Layer whose parameters are views of x: one for all clients, or one for each.
 
     `at` is the tensor whose gradient `write` needs; most want that of their outputs.
     """
@@ -48,11 +48,11 @@ class _Layer(ABC):
         return z
 
     def is_as_it_was(self, examples: int) -> bool:
-        """Whether it was used once, by all examples, and what it needs was not written over since."""
+        """Returns whether it was used once, by all examples, and what it needs was not written over since."""
         return self.calls == 1 and len(self.at) == examples and self.at._version == self.version
 
     def write(self, delta: Tensor, gradients: dict[str, Tensor]) -> None:
-        """The gradient of each client, given that of `at`."""
+        """Writes the gradient of each client, given that of `at`."""
         self._write(delta, gradients[self._weight], None if self._bias is None else gradients[self._bias])
 
     @abstractmethod
@@ -63,7 +63,7 @@ class _Layer(ABC):
 
 
 class _Product(_Layer):
-    """A layer linear in its weights: their gradient is a product of what went in and what comes back."""
+    """Layer linear in its weights: their gradient is a product of what went in and what comes back."""
 
     def _forward(self, a: Tensor) -> Tensor:
         z = self._times(a)
@@ -98,7 +98,7 @@ class _Linear(_Product):
 
 
 class _GreyConv2d(_Linear):
-    """A convolution of one channel, as a product with the image's patches: faster than torch's own."""
+    """Convolution of one channel, as a product with the image's patches: faster than torch's own."""
 
     def _forward(self, a: Tensor) -> Tensor:
         z = super()._forward(self._patches(a))  # (n, height, width, channels)
@@ -158,11 +158,11 @@ class _GroupNorm(_Layer):
         return groups
 
     def samples(self, a: Tensor) -> int:
-        """How many parts of it are normalised, each by itself: its examples."""
+        """Returns the number of parts that are normalised, each by itself: its examples."""
         return len(a)
 
     def positions(self, a: Tensor) -> Tensor:
-        """(n, C, ...) as a view (samples, positions, C), or as a copy where it is laid out in another way."""
+        """Returns (n, C, ...) as a view (samples, positions, C), or as a copy where it is laid out in another way."""
         return a.reshape(a.shape[0], a.shape[1], -1).mT.reshape(self.samples(a), -1, a.shape[1])
 
     def _forward(self, a: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class _GroupNorm(_Layer):
         return z.relu_() if self.relu else z
 
     def of_samples(self, parameter: Tensor, samples: int) -> Tensor:
-        """A parameter (C,) as it is, or those of the clients (B, C) as (samples, 1, C)."""
+        """Returns a parameter (C,) as it is, or those of the clients (B, C) as (samples, 1, C)."""
         return parameter if self.shared else parameter.repeat_interleave(samples // self.clients, 0)[:, None]
 
     def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -184,8 +184,10 @@ class _GroupNorm(_Layer):
 
 
 class _BatchNorm(_GroupNorm):
-    """Normalises by the statistics of all of a client's examples: with channels last they lie one after another like
-    the pixels of one image, each channel a group of its own."""
+    """Batch normalisation by the statistics of all of a client's examples.
+
+    With channels last they lie one after another like the pixels of one image, each channel a group of its own.
+    """
 
     @property
     def groups(self) -> int:
@@ -252,7 +254,7 @@ class _normalize(torch.autograd.Function):
 
 
 class _Pool(nn.Module):
-    """The largest of two by two pixels, or its positive part."""
+    """Pooling: the largest of two by two pixels, or its positive part."""
 
     relu = False
 
@@ -279,14 +281,17 @@ class _pool(torch.autograd.Function):
 
 
 def _group_mean(sums: Tensor, flat: Tensor, groups: int) -> Tensor:
-    """Means over positions and a group's channels, from sums over positions (n, C), as (n, 1, C)."""
+    """Returns means over positions and a group's channels, from sums over positions (n, C), as (n, 1, C)."""
     n, channels = sums.shape
     means = sums.view(n, groups, -1).sum(2, keepdim=True) / (flat.shape[1] * channels // groups)
     return means.expand(n, groups, channels // groups).reshape(n, 1, channels)
 
 
 def _kind_of(module: nn.Module) -> type[_Layer] | None:
-    """None for what is computed as it is: layers without parameters, and those we do not know."""
+    """Returns the class that computes a module's gradients.
+
+    None for what is computed as it is: layers without parameters, and those we do not know.
+    """
     if type(module) is nn.Conv2d:
         if isinstance(module.padding, str) or module.padding_mode != "zeros":
             return None
@@ -295,7 +300,7 @@ def _kind_of(module: nn.Module) -> type[_Layer] | None:
 
 
 def _halves(module: nn.Module) -> bool:
-    """Whether it pools two by two pixels in the plain way."""
+    """Returns whether a module pools two by two pixels in the plain way."""
     if type(module) is not nn.MaxPool2d or module.return_indices or module.ceil_mode:
         return False
     sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
@@ -303,7 +308,7 @@ def _halves(module: nn.Module) -> bool:
 
 
 class _Called(nn.Module):
-    """Stands in the module's place of a layer."""
+    """Module that stands in the place of a layer."""
 
     def __init__(self, layer: _Layer) -> None:
         super().__init__()
@@ -311,7 +316,7 @@ class _Called(nn.Module):
 
 
 class Layered:
-    """A module taken apart into layers that give a gradient for each client."""
+    """Module taken apart into layers that give a gradient for each client."""
 
     def __init__(self, module: nn.Module, layout: Layout, loss: Callable[[Any, Tensor], Tensor]) -> None:
         self.layers, self._layout, self._loss = list[_Layer](), layout, loss
@@ -344,11 +349,11 @@ class Layered:
 
     @property
     def complete(self) -> bool:
-        """Whether the layers hold every trainable parameter, and do nothing besides what such layers do."""
+        """True if the layers hold every trainable parameter, and do nothing besides what such layers do."""
         return self._as_they_are and self._held == len(self._layout.names)
 
     def agrees(self, x: Tensor, inputs: Tensor, targets: Tensor, expected: Tensor) -> bool:
-        """Whether the gradients are as expected, those of every client and parameter: not where examples mix."""
+        """Returns whether the gradients of every client and parameter are as expected: not where examples mix."""
         try:
             found = self.grad(x, inputs, targets, None)
         except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError, UserError):
@@ -362,7 +367,14 @@ class Layered:
         return all(bool((error <= 1e-3 * size + 1e-5 * whole).all()) for error, size in zip(errors, sizes, strict=True))
 
     def grad(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """Rows (B, d) of gradients at x, one vector or rows, on (B, n) examples with weights that add up to one."""
+        """Computes gradients, rows (B, d).
+
+        Args:
+            x: one vector (d,), or rows (B, d).
+            inputs: those of n examples of each client, (B, n, ...).
+            targets: those of the same examples.
+            weights: weights (B, n) of the examples, which add up to one for each client; None: all the same.
+        """
         clients, n = inputs.shape[:2]
         rows = torch.empty(clients, self._layout.dim, dtype=x.dtype, device=x.device)
         parameters, gradients = self._layout.views(x), self._layout.views(rows)

@@ -24,12 +24,17 @@ CUTS: Final = (0.0, 1e-9, 1e-6)
 
 @final
 class Logistic:
-    """f_{i,j}(w) = log(1 + exp(-y_ij a_ij.w)) + lambda r(w), with r(w) = sum_k w_k^2 / (1 + w_k^2).
+    """Logistic regression with the non-convex regulariser r(w) = sum_k w_k^2 / (1 + w_k^2).
 
-    `features` and `labels` hold, for each client, a_i (N_i, d) and y_i (N_i,) of -1 and +1; `regularizer` is lambda;
-    `test` is a pair of features and labels, public unless `held_out` says that they are clients' own data. The clients'
-    data are copied, signed (y a) and padded with zero rows to the largest N_i, so that a tile is one batched product; a
-    padded row has weight zero.
+    f_{i,j}(w) = log(1 + exp(-y_ij a_ij.w)) + lambda r(w). The clients' data are copied, signed (y a) and padded with
+    zero rows to the largest N_i, so that a tile is one batched product; a padded row has weight zero.
+
+    Args:
+        features: a_i (N_i, d) of each client.
+        labels: y_i (N_i,) of -1 and +1 of each client.
+        regularizer: lambda, zero or positive.
+        test: pair of features and labels to evaluate on; None: there is none.
+        held_out: whether the test pair is clients' own data, so that figures on it are not private; else it is public.
 
     >>> problem = Logistic([torch.eye(2)], [torch.tensor([1, -1])], regularizer=0.5)
     >>> problem.smoothness
@@ -72,25 +77,28 @@ class Logistic:
         return self._sizes.copy()
 
     def init(self, rng: np.random.Generator) -> Tensor:
-        """Zeros: the natural start, where every example has the loss log 2."""
+        """Returns zeros: the natural start, where every example has the loss log 2."""
         return self._signed.new_zeros(self.dim)
 
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
-        """- mean_j sigma(-z_ij) y_ij a_ij + lambda r'(w), with the margins z_ij = y_ij a_ij.w."""
+        """Computes - mean_j sigma(-z_ij) y_ij a_ij + lambda r'(w), with the margins z_ij = y_ij a_ij.w."""
         S, c = (take(self._signed, ids), take(self._weights, ids)) if examples is None else self._pick(ids, examples)
         w = x.expand(len(ids), self.dim)
         s = c * torch.sigmoid(-torch.bmm(S, w.unsqueeze(-1)).squeeze(-1))
         return self._regularizer * (2 * w / (1 + w * w) ** 2) - torch.bmm(s.unsqueeze(1), S).squeeze(1)
 
     def part(self, first: int, last: int) -> "Logistic":
-        """Padded as all clients are: another width could round differently."""
+        """Returns some clients, padded as all clients are: another width could round differently."""
         some = copy(self)
         own = {name: some_of(getattr(self, name), first, last) for name in ("_signed", "_weights")}
         vars(some).update(own, _sizes=self._sizes[first:last].copy(), _test=None)
         return some
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """The figures on the test set are the logistic loss without the regulariser, and the accuracy."""
+        """Computes figures of the model x.
+
+        Those on the test set are the logistic loss without the regulariser, and the accuracy.
+        """
         losses = self._regularizer * _penalty(x) - (self._weights * logsigmoid(self._signed @ x)).sum(1)
         gradient = self.grad(x, np.arange(self.num_clients)).mean(0)
         train_loss = losses[losses.isfinite()].mean().item()
@@ -106,16 +114,16 @@ class Logistic:
 
     @cached_property
     def smoothness(self) -> float:
-        """L = max_ij ||a_ij||^2 / 4 + 2 lambda.
+        """Smoothness L = max_ij ||a_ij||^2 / 4 + 2 lambda.
 
-        The logistic loss has 0 <= l'' <= 1/4. With u = w^2, r'' = (2 - 6u) / (1 + u)^3, and |2 - 6u| <= 2 + 6u <=
-        2 (1 + u)^3, so |r''| <= 2.
+        The logistic loss has 0 <= l'' <= 1/4. With u = w^2, r'' = (2 - 6u) / (1 + u)^3, and |2 - 6u| <= 2 + 6u <= 2 (1
+        + u)^3, so |r''| <= 2.
         """
         return self._signed.double().square().sum(2).max().item() / 4 + 2 * self._regularizer
 
     @cached_property
     def infimum(self) -> Interval:
-        """f^inf. Every client weighs 1/M, so an example of client i weighs 1 / (M N_i)."""
+        """Infimum f^inf. Every client weighs 1/M, so an example of client i weighs 1 / (M N_i)."""
         rows = np.concatenate([S for S, _ in self._client_data])
         weights = np.concatenate([c for _, c in self._client_data]) / self.num_clients
         with _one_thread():
@@ -131,7 +139,7 @@ class Logistic:
 
     @cached_property
     def lower_client_infima(self) -> Tensor:
-        """The lower ends of `client_infima`, without the search for the upper ones, which takes far longer."""
+        """Lower ends of `client_infima`, without the search for the upper ones, which takes far longer."""
         with _one_thread():
             found = [_certified_convex_part(S, c).lower for S, c in self._client_data]
         return torch.tensor(found, dtype=torch.float64)
@@ -145,7 +153,7 @@ class Logistic:
         return torch.zeros(self._weights.shape, dtype=torch.float64)
 
     def _pick(self, ids: np.ndarray, examples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The signed rows of the chosen examples and their weights."""
+        """Returns the signed rows of the chosen examples and their weights."""
         if (examples >= self._sizes[ids][:, None]).any():
             raise IndexError("an index in `examples` is not below the size of its client")
         owners = torch.tensor(ids, device=self._signed.device).unsqueeze(1)
@@ -178,10 +186,19 @@ def random_logistic(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Logistic:
-    """A random problem with noisy labels: a_ij = g_j + h mu_i, all standard normal; y_j = sign(g_j.w + logistic noise).
+    """Draws a random logistic problem with noisy labels.
 
-    `heterogeneity` h scales the shift mu_i of each client's features; h = 0 gives identical clients. The last example
-    is the first with the opposite label, so no client is separable and every f_i^inf is positive.
+    a_ij = g_j + h mu_i, all standard normal; y_j = sign(g_j.w + logistic noise). The last example is the first with the
+    opposite label, so no client is separable and every f_i^inf is positive.
+
+    Args:
+        num_clients: number of clients M.
+        dim: number of features d.
+        examples: number of examples of each client, at least 2.
+        heterogeneity: h scales the shift mu_i of each client's features; h = 0 gives identical clients.
+        regularizer: lambda, zero or positive.
+        seed: seed of the problem.
+        dtype: dtype of the problem; it is drawn in float64.
     """
     shapes = [(examples, dim), (dim,), (at_least_one("num_clients", num_clients), 1, at_least_one("dim", dim))]
     if examples < 2:
@@ -196,7 +213,7 @@ def random_logistic(
 
 
 def _penalty(w: Tensor) -> Tensor:
-    """r(w), written so that a huge weight gives 1 instead of inf / inf."""
+    """Returns r(w), written so that a huge weight gives 1 instead of inf / inf."""
     return (w / torch.hypot(w, torch.ones_like(w))).square().sum()
 
 
@@ -210,7 +227,10 @@ def _padded(rows: list[Tensor]) -> Tensor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other make the search several times slower: its matrices are small."""
+    """Limits BLAS to one thread.
+
+    Threads that wait for each other make the search several times slower: its matrices are small.
+    """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):
@@ -218,14 +238,17 @@ def _one_thread() -> Iterator[None]:
 
 
 class _ConvexPart(NamedTuple):
-    """What is known of the convex part: a certified lower bound of its infimum, and a point near it."""
+    """Knowledge of the convex part: a certified lower bound of its infimum, and a point near it."""
 
     lower: float
     point: np.ndarray
 
 
 def _certified_infimum(S: np.ndarray, c: np.ndarray, regularizer: float) -> Interval:
-    """[lower, upper] around inf F: weak duality of the convex part below, since r >= 0; the best point found above."""
+    """Returns [lower, upper] around inf F.
+
+    Below by weak duality of the convex part, since r >= 0; above by the best point found.
+    """
     lower, point = _certified_convex_part(S, c)
     starts = [point] if regularizer == 0 else [
         _descend(S, c, regularizer, start) for start in (point, np.zeros_like(point))
@@ -235,8 +258,11 @@ def _certified_infimum(S: np.ndarray, c: np.ndarray, regularizer: float) -> Inte
 
 
 def _certified_convex_part(S: np.ndarray, c: np.ndarray) -> _ConvexPart:
-    """The convex part does not mind how features are scaled, its minimiser does: unit columns for that. Where some
-    margins grow for ever, the best dual variables are zero: hence the cuts."""
+    """Bounds the infimum of the convex part from below and finds a point near it.
+
+    The convex part does not mind how features are scaled, its minimiser does: unit columns for that. Where some margins
+    grow for ever, the best dual variables are zero: hence the cuts.
+    """
     scale = np.sqrt((S * S).sum(0))
     scale[scale == 0] = 1.0
     unit = S / scale
@@ -246,15 +272,15 @@ def _certified_convex_part(S: np.ndarray, c: np.ndarray) -> _ConvexPart:
 
 
 def _dual_bound(S: np.ndarray, c: np.ndarray, p: np.ndarray) -> float:
-    """A lower bound of min_w sum_j c_j l(S_j.w) from dual variables p near the best ones; 0 where they give none.
+    """Bounds min_w sum_j c_j l(S_j.w) from below, by dual variables p near the best ones; 0 where they give no bound.
 
-    l(z) = max_p H(p) - p z over p in [0, 1], with H the binary entropy. So any such p with S^T (c p) = 0 gives
-    sum_j c_j l(S_j.w) >= sum_j c_j H(p_j) for every w. Newton steps project p on that subspace, in the metric that
-    changes p_j by a multiple of p_j (1 - p_j), so that they hardly ever leave [0, 1].
+    l(z) = max_p H(p) - p z over p in [0, 1], with H the binary entropy. So any such p with S^T (c p) = 0 gives sum_j
+    c_j l(S_j.w) >= sum_j c_j H(p_j) for every w. Newton steps project p on that subspace, in the metric that changes
+    p_j by a multiple of p_j (1 - p_j), so that they hardly ever leave [0, 1].
 
-    A rest of size rho, left by rounding, can still be taken away exactly by some change of p_j of at most
-    t_j = p_j (1 - p_j) ||S_j|| rho / lambda_min. H is concave: on [p_j - t_j, p_j + t_j] it is least at an end.
-    What is left in directions without curvature must be rounding itself: features that depend on each other.
+    A rest of size rho, left by rounding, can still be taken away exactly by some change of p_j of at most t_j = p_j (1
+    - p_j) ||S_j|| rho / lambda_min. H is concave: on [p_j - t_j, p_j + t_j] it is least at an end. What is left in
+    directions without curvature must be rounding itself: features that depend on each other.
     """
     from scipy.special import entr  # type: ignore[import-untyped, unused-ignore]
 
@@ -273,7 +299,7 @@ def _dual_bound(S: np.ndarray, c: np.ndarray, p: np.ndarray) -> float:
 
 
 class _Newton(NamedTuple):
-    """The Newton step of the convex part, and how well the rest S^T (c p) can be taken away by one."""
+    """Newton step of the convex part, and how well the rest S^T (c p) can be taken away by one."""
 
     step: np.ndarray
     residual: float
@@ -294,7 +320,7 @@ def _newton(S: np.ndarray, c: np.ndarray, p: np.ndarray) -> _Newton:
 
 
 def _polish(S: np.ndarray, c: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Newton steps on the convex part for as long as they gain something."""
+    """Takes Newton steps on the convex part for as long as they gain something."""
     for _ in range(POLISHES):
         better = w + _newton(S, c, _duals(S @ w)).step
         if not _value(S, c, 0.0, better) < _value(S, c, 0.0, w):
@@ -321,7 +347,7 @@ def _value(S: np.ndarray, c: np.ndarray, regularizer: float, w: np.ndarray) -> f
 
 
 def _duals(z: np.ndarray) -> np.ndarray:
-    """sigma(-z), without overflow and exact in its smallest values too."""
+    """Returns sigma(-z), without overflow and exact in its smallest values too."""
     return np.asarray(np.exp(-np.logaddexp(0.0, z)))
 
 
@@ -336,7 +362,7 @@ def _check_clients(features: Sequence[Tensor], labels: Sequence[Tensor]) -> None
 
 
 def _check_pair(owner: str, a: Tensor, y: Tensor, like: Tensor) -> None:
-    """`like` says the number of features, the dtype and the device that all must share."""
+    """Raises UserError if features and labels do not fit together, or differ from `like` in number, dtype or device."""
     if a.ndim != 2 or 0 in a.shape or y.shape != a.shape[:1]:
         raise UserError(
             f"{owner} needs features (N, d) and labels (N,) with N and d at least 1, "

@@ -1,8 +1,8 @@
-"""Small networks for federated runs: linear, mlp, small_cnn and resnet20.
+"""Models for federated runs, all small: linear, mlp, small_cnn and resnet20.
 
-A run sees a model as one flat vector of parameters, so no model here keeps buffers that training moves, and none
-works in place (per-client gradients come from torch.func.vmap). A constructor fills the parameters as torch does,
-from torch's global generator; `reset` replaces those values by ones that depend on the run's seed alone.
+A run sees a model as one flat vector of parameters, so no model here keeps buffers that training moves. A constructor
+fills the parameters as torch does, from torch's global generator; `reset` replaces those values by ones that depend on
+the run's seed alone.
 """
 
 import math
@@ -28,6 +28,10 @@ _SHORTEST_RESNET_SIDE = 5  # after two halvings at least 2x2 values: batch stati
 def linear(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     """Multinomial logistic regression on the flattened example.
 
+    Args:
+        input_shape: shape of one example.
+        num_classes: number of classes.
+
     >>> sum(p.numel() for p in linear((1, 8, 8), 10).parameters())
     650
     """
@@ -36,7 +40,13 @@ def linear(input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Fully connected layers with ReLU between them, on the flattened example; `hidden` are the widths."""
+    """Fully connected layers with ReLU between them, on the flattened example.
+
+    Args:
+        input_shape: shape of one example.
+        num_classes: number of classes.
+        hidden: widths of the hidden layers.
+    """
     widths = [math.prod(_check_shape(input_shape)), *_check_widths("hidden", hidden)]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in zip(widths, widths[1:], strict=False):
@@ -51,10 +61,17 @@ def small_cnn(
     norm: str = "group",
     halving: Literal["pool", "stride"] = "pool",
 ) -> nn.Module:
-    """One stage per entry of `channels` (3x3 convolution, group norm or none, 2x2 max pooling, ReLU), then linear.
+    """Convolutional stages (3x3 convolution, group norm or none, 2x2 max pooling, ReLU), then a linear layer.
 
-    Every stage halves the image, so its sides must be at least 2 to the number of stages. halving="stride" has
-    convolutions that take every second pixel instead of pooling: several times faster, a little less accurate.
+    Every stage halves the image, so its sides must be at least 2 to the number of stages.
+
+    Args:
+        input_shape: shape of one example (channels, height, width).
+        num_classes: number of classes.
+        channels: number of channels of each stage.
+        norm: "group" or "none".
+        halving: "pool", or "stride": convolutions that take every second pixel instead of pooling, several times faster
+            and a little less accurate.
     """
     norms = _check_norm(norm, {"group": _group_norm, "none": lambda channels: nn.Identity()})
     one_of("halving", halving, ("pool", "stride"))
@@ -70,12 +87,17 @@ def small_cnn(
 
 
 def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") -> nn.Module:
-    """The 20-layer CIFAR network of He et al. (2016), section 4.2: three stages of three blocks, widths 16, 32, 64.
+    """ResNet-20 for CIFAR of He et al. (2016), section 4.2: three stages of three blocks, widths 16, 32, 64.
 
     Shortcuts are their option A, without parameters. norm="batch" is the paper's net, 269,722 parameters on 3x32x32
     with 10 classes; it takes the statistics of the batch at hand in training and in evaluation alike and keeps no
     running averages, so that the model is its parameters and no buffer moves. Its output for one example therefore
     depends on the rest of the batch. norm="group" (8 groups) has as many parameters and no such dependence.
+
+    Args:
+        input_shape: shape of one example (channels, height, width).
+        num_classes: number of classes.
+        norm: "group" or "batch".
     """
     norms = _check_norm(norm, {"group": _group_norm, "batch": _batch_norm})
     depth, _, _ = _check_image("resnet20", input_shape, shortest=_SHORTEST_RESNET_SIDE)
@@ -90,11 +112,15 @@ def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") 
 
 @torch.no_grad()
 def reset(module: nn.Module, rng: np.random.Generator) -> None:
-    """Initialise in place from `rng` alone, in the order in which the modules were registered.
+    """Initialises a module in place from `rng` alone, in the order in which its layers were registered.
 
-    Linear and convolution layers get torch's default law, weight and bias ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in));
-    norm layers get weight 1 and bias 0. Parameters of any other kind of module are left as they are. Numbers are
-    drawn in float64 whatever the module's dtype, so that a float32 and a float64 model start from the same point.
+    Linear and convolution layers get torch's default law, weight and bias ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)); norm
+    layers get weight 1 and bias 0. Parameters of any other kind of module are left as they are. Numbers are drawn in
+    float64 whatever the module's dtype, so that a float32 and a float64 model start from the same point.
+
+    Args:
+        module: the module whose parameters are overwritten.
+        rng: source of all the numbers.
     """
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, *_CONVOLUTIONS)):
@@ -108,7 +134,10 @@ def reset(module: nn.Module, rng: np.random.Generator) -> None:
 
 
 class _Block(nn.Module):
-    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))); the first convolution halves where the width doubles."""
+    """Residual block: relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))).
+
+    The first convolution halves where the width doubles.
+    """
 
     def __init__(self, before: int, channels: int, norms: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -128,7 +157,7 @@ class _Block(nn.Module):
 
 
 def _shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
-    """Option A of He et al.: every `stride`-th pixel, and channels of zeros behind the ones there are."""
+    """Returns option A of He et al.: every `stride`-th pixel, and channels of zeros behind the ones there are."""
     if stride == 1 and channels == x.shape[1]:
         return x
     return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, channels - x.shape[1]))

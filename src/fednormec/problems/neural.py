@@ -1,4 +1,4 @@
-"""Any torch module and loss as a federated problem: a tile of clients at once where that is faster."""
+"""Neural problem: any torch module and loss, a tile of clients at once where that is faster."""
 
 import copy
 import itertools
@@ -29,29 +29,32 @@ HOSTILE = (math.nan, math.inf, -math.inf, 1e30, -1e30, 1e4, -1e4, 6.0, -6.0, 1e-
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example, (n,)."""
+    """Returns the loss of each example, (n,)."""
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class NeuralProblem:
-    """f_i(x) = the mean loss of the module with parameters x on client i's examples.
+    """Neural problem: f_i(x) is the mean loss of the module with parameters x on client i's examples.
 
-    module: any torch.nn.Module; its trainable parameters become the flat vector, its own weights the starting point.
-        It must be a function of its parameters alone: no dropout, no statistics that move while training, nothing
-        remembered from one call to the next.
-    clients: one (inputs, targets) pair per client, arrays or tensors; sizes may differ.
-    test: an (inputs, targets) pair to evaluate on, or None.
-    held_out: whether that pair is clients' own data, so that the figures on it are not private; else it is public.
-    loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and padded
-        mini-batches, are computed one by one).
-    vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
-        belong to linear, 2-d convolution, group or 2-d batch normalisation layers, and which are known to keep
-        examples apart: `problems.apart`), "vmap" in one vectorised call, "loop" one client after another. "auto" is
-        the first of these that fits: layers, if the module can be taken apart and, with convolutions, several clients
-        fit into a tile; loop, with convolutions or batch normalisation, or where vmap fails; else vmap. Where examples
-        may touch each other, clients of unequal size are computed one by one.
-    tile: how many clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples, or
-        as many as let the layers put out 2^24 numbers if that is more.
+    Args:
+        module: any torch.nn.Module; its trainable parameters become the flat vector, its own weights the starting
+            point. It must be a function of its parameters alone: no dropout, no statistics that move while training,
+            nothing remembered from one call to the next.
+        clients: one (inputs, targets) pair per client, arrays or tensors; sizes may differ.
+        test: an (inputs, targets) pair to evaluate on, or None.
+        loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and
+            padded mini-batches, are computed one by one).
+        vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
+            belong to linear, 2-d convolution, group or 2-d batch normalisation layers, and which are known to keep
+            examples apart: `problems.apart`), "vmap" in one vectorised call, "loop" one client after another. "auto" is
+            the first of these that fits: layers, if the module can be taken apart and, with convolutions, several
+            clients fit into a tile; loop, with convolutions or batch normalisation, or where vmap fails; else vmap.
+            Where examples may touch each other, clients of unequal size are computed one by one.
+        dtype: torch.float32 or torch.float64, of the parameters and of all data that are no whole numbers.
+        device: where the data are stored and gradients are computed.
+        tile: number of clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples,
+            or as many as let the layers put out 2^24 numbers if that is more.
+        held_out: whether the test pair is clients' own data, so that figures on it are not private; else it is public.
     """
 
     def __init__(
@@ -122,18 +125,18 @@ class NeuralProblem:
 
     @property
     def way(self) -> str:
-        """How gradients are computed: "layers", "vmap" or "loop"."""
+        """Way in which gradients are computed: "layers", "vmap" or "loop"."""
         return self._way
 
     def init(self, rng: np.random.Generator) -> Tensor:
-        """The module's own weights; build it with the seed you want."""
+        """Returns the module's own weights; build it with the seed you want."""
         return flatten(self._module)
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
         return dict(self.model(x).state_dict())
 
     def model(self, x: Tensor) -> nn.Module:
-        """A module of its own with the parameters x."""
+        """Returns a new module with the parameters x."""
         return self._bind(copy.deepcopy(self._module), x.detach().clone())
 
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
@@ -170,7 +173,10 @@ class NeuralProblem:
         vars(self).update(state, _own=threading.local())
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """train_loss is the mean over clients, each weighing the same; the rest is on the test set."""
+        """Computes figures of the model x.
+
+        train_loss is the mean over clients, each weighing the same; the rest is on the test set.
+        """
         module = self._bound(x).eval()
         with torch.no_grad():
             client_losses = self._client_losses(module)
@@ -182,14 +188,13 @@ class NeuralProblem:
     # gradients
 
     def _may_share(self, own: np.ndarray, width: int, padded: bool) -> bool:
-        """Whether module and loss do to the batch that these clients' examples would share what they do to each
-        client's own."""
+        """Returns whether these clients may share a batch: module and loss treat it as they treat each client's own."""
         if self._known or (self._way == "vmap" and not padded):
             return True
         return self._alike({width * (len(own) if self._way == "layers" else 1), *own.tolist()})
 
     def _alike(self, sizes: set[int]) -> bool:
-        """Whether batches of these sizes are treated alike, each example by itself."""
+        """Returns whether batches of these sizes are treated alike, each example by itself."""
         for n in [n for n in sizes if n not in self._traces]:
             inputs, targets = self._probe(n)
             self._traces[n] = apart.trace(self._thread_module().train(), self._loss, for_convolutions(inputs), targets)
@@ -242,7 +247,7 @@ class NeuralProblem:
         return torch.unflatten(self._x[where], 0, shape), torch.unflatten(self._y[where], 0, shape)
 
     def _bound(self, x: Tensor) -> nn.Module:
-        """This thread's module, in training mode, with parameters that are views of x."""
+        """Returns this thread's module, in training mode, with parameters that are views of x."""
         module = self._bind(self._thread_module(), x.detach())
         return module if module.training else module.train()
 
@@ -314,15 +319,20 @@ class NeuralProblem:
         return x, y
 
     def _tensor(self, values: Any, copy: bool = True) -> Tensor:
-        """Floats in our dtype, whole numbers as int64; a copy is in torch's own memory (aligned: the same bits every
-        time), and what is concatenated afterwards needs none."""
+        """Returns a tensor: floats in our dtype, whole numbers as int64.
+
+        A copy is in torch's own memory (aligned: the same bits every time); what is concatenated afterwards needs none.
+        """
         tensor = torch.as_tensor(values)
         dtype = self._dtype if tensor.is_floating_point() else torch.int64
         return tensor.to(device=self._device, dtype=dtype, copy=copy)
 
     def _separable(self) -> bool:
-        """Whether the module can be taken apart into layers: the gradients of two clients at once are those of each. In
-        float64, where rounding puts no value on the other side of a kink, unless the module knows no float64."""
+        """Returns whether the module can be taken apart into layers.
+
+        It can if the gradients of two clients at once are those of each. Tried in float64, where rounding puts no value
+        on the other side of a kink, unless the module knows no float64.
+        """
         if not (self._loss_of_each and self._x.is_floating_point()):
             return False
         return self._separable_in(torch.float64) or self._separable_in(self._dtype)
@@ -353,7 +363,7 @@ class NeuralProblem:
         return self._known or self._holds_out(layered, x, inputs[0], targets)
 
     def _holds_out(self, layered: Layered, x: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether a client's gradient stays what it is between two clients who send what they like."""
+        """Returns whether a client's gradient stays what it is between two clients who send what they like."""
         targets, tolerance = targets[[1, 0, 1]], 1e-9 if x.dtype == torch.float64 else 1e-4
         weights = torch.tensor([[0.75, 0.25]] * 3, dtype=x.dtype, device=self._device)
         ways = ((x, None), (torch.stack([x, 0.9 * x, x]), weights))
@@ -371,7 +381,10 @@ class NeuralProblem:
         return True
 
     def _trouble_with_vmap(self) -> str | None:
-        """What is wrong with all clients in one vectorised call: that fails where a number decides what is done."""
+        """Returns what is wrong with all clients in one vectorised call; None: nothing is.
+
+        The call fails where a number decides what is done.
+        """
         inputs, targets = (torch.unflatten(t, 0, (2, 2)) for t in self._probe(4))
         x = flatten(self._module)
         try:
@@ -384,8 +397,10 @@ class NeuralProblem:
         return None
 
     def _probe(self, examples: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """Made-up examples in the shape of the clients': no number of theirs has a say in how gradients are computed.
-        Half of them are of the first class, half of the last."""
+        """Makes up examples in the shape of the clients': no number of theirs has a say in how gradients are computed.
+
+        Half of them are of the first class, half of the last.
+        """
 
         def like(data: Tensor, last: int) -> Tensor:
             shape = (examples, *data.shape[1:])
@@ -399,7 +414,7 @@ class NeuralProblem:
         return like(self._x, 0), like(self._y, self._last_class).abs()
 
     def _require_no_memory(self) -> None:
-        """What a client sent may not stay behind in the module, wherever it hides."""
+        """Raises UserError if something that a client sent stays behind in the module, wherever it hides."""
         module = copy.deepcopy(self._module)
         inputs, targets = self._probe(2)
 
@@ -433,8 +448,11 @@ class NeuralProblem:
         return max(EXAMPLES_TOGETHER, 2 * ACTIVATIONS_TOGETHER // max(1, sum(outputs)))
 
     def _try_one(self) -> tuple[int, bool]:
-        """Runs two examples through module and loss, so that what does not fit is said now. The last class, as far as
-        the outputs tell, and whether the loss is per example."""
+        """Runs two examples through module and loss; raises UserError if something does not fit.
+
+        Returns:
+            The last class, as far as the outputs tell, and whether the loss is per example.
+        """
         self._last_class = 0
         x, y = self._probe(2)
         drawn, kept = torch.get_rng_state(), {n: b.clone() for n, b in self._module.named_buffers()}
@@ -491,7 +509,10 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Padding points at an example the row uses anyway: whatever another client's data hold must not touch it."""
+    """Replaces padding by an example that the row uses anyway.
+
+    Whatever another client's data hold must not touch it.
+    """
     first = examples[np.arange(len(examples)), mask.argmax(axis=1)]
     return np.where(mask, examples, first[:, None])
 
@@ -501,7 +522,7 @@ def _classifies(outputs: Tensor, targets: Tensor) -> bool:
 
 
 def _require_classes(outputs: Any, targets: list[Tensor]) -> None:
-    """Cross entropy wants one whole-number class per example, each among the model's outputs."""
+    """Raises UserError if targets are not one whole-number class per example, each among the model's outputs."""
     if any(t.is_floating_point() or t.ndim != 1 for t in targets):
         raise UserError("cross entropy needs one whole number (the class) per example as target; or give another loss.")
     top = max(int(t.max()) for t in targets)

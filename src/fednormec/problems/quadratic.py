@@ -18,11 +18,14 @@ from fednormec.errors import UserError, at_least_one, non_negative, require_room
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Quadratic:
-    """f_{i,j}(x) = 1/2 (x - b_ij)^T A_ij (x - b_ij), with A_ij symmetric positive semi-definite.
+    """Quadratic problem: f_{i,j}(x) = 1/2 (x - b_ij)^T A_ij (x - b_ij), with A_ij symmetric positive semi-definite.
 
-    `curvatures` is A, (M, N, d, d); `minimisers` is b, (M, N, d). Both are kept, not copied: do not write to them.
     The constants are computed in float64 on the CPU and are exact up to its rounding; where float32 data leave open
-    whether a direction is flat, infima are intervals.
+    whether a direction is flat, infima are intervals. Both tensors are kept, not copied: do not write to them.
+
+    Args:
+        curvatures: A, (M, N, d, d).
+        minimisers: b, (M, N, d).
 
     >>> problem = Quadratic(torch.ones(2, 1, 1, 1), torch.tensor([-1.0, 1.0]).reshape(2, 1, 1))
     >>> problem.smoothness, problem.infimum
@@ -53,11 +56,11 @@ class Quadratic:
         return np.full(self.num_clients, self.minimisers.shape[1], dtype=np.int64)
 
     def init(self, rng: np.random.Generator) -> Tensor:
-        """A standard normal vector."""
+        """Draws a standard normal vector."""
         return torch.from_numpy(rng.standard_normal(self.dim)).to(self.minimisers)
 
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
-        """The mean of A_ij (x - b_ij), as one batched product with the mean curvature: the gradient is affine in x."""
+        """Computes the mean of A_ij (x - b_ij) as one batched product: the gradient is affine in x."""
         if examples is None:
             A, Ab = take(self._mean_curvatures, ids), take(self._mean_pulls, ids)
         else:
@@ -84,12 +87,12 @@ class Quadratic:
 
     @property
     def smoothness(self) -> float:
-        """L: the top eigenvalue of the most curved component. No smaller number serves every f_{i,j}."""
+        """Smoothness L: the top eigenvalue of the most curved component. No smaller number serves every f_{i,j}."""
         return self._spectrum.max().item()
 
     @cached_property
     def infimum(self) -> Interval:
-        """f^inf, attained where the mean curvature maps x to the mean of A_ij b_ij."""
+        """Infimum f^inf, attained where the mean curvature maps x to the mean of A_ij b_ij."""
         A, b = self._exact
         everything = A.reshape(1, -1, self.dim, self.dim), b.reshape(1, -1, self.dim)
         lower, upper = _infima(*everything, self._roundings)
@@ -102,12 +105,12 @@ class Quadratic:
 
     @property
     def lower_client_infima(self) -> Tensor:
-        """The lower ends of `client_infima`."""
+        """Lower ends of `client_infima`."""
         return self.client_infima[0]
 
     @property
     def component_infima(self) -> Tensor:
-        """Each f_{i,j}^inf, (M, N) float64: zero, attained at b_ij."""
+        """Infimum f_{i,j}^inf of each component, (M, N) float64: zero, attained at b_ij."""
         return torch.zeros(self.minimisers.shape[:2], dtype=torch.float64)
 
     @cached_property
@@ -116,7 +119,7 @@ class Quadratic:
 
     @cached_property
     def _pulls(self) -> Tensor:
-        """A_ij b_ij, (M, N, d)."""
+        """Products A_ij b_ij, (M, N, d)."""
         return (self.curvatures @ self.minimisers.unsqueeze(-1)).squeeze(-1)
 
     @cached_property
@@ -124,7 +127,7 @@ class Quadratic:
         return self._pulls.mean(1)
 
     def _means_over(self, ids: np.ndarray, examples: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The means of A_ij and A_ij b_ij over the chosen components of each client."""
+        """Returns the means of A_ij and A_ij b_ij over the chosen components of each client."""
         owners = torch.tensor(ids, device=self.minimisers.device).unsqueeze(1)
         chosen = torch.tensor(examples, device=self.minimisers.device)
         present = (chosen >= 0).to(self.minimisers.dtype)
@@ -145,7 +148,10 @@ class Quadratic:
 
     @property
     def _roundings(self) -> tuple[float, float]:
-        """Eigenvalues below this share of the largest may be rounding of the data's own dtype, or are rounding here."""
+        """Shares of the largest eigenvalue below which another may be rounding.
+
+        The first for rounding of the data's own dtype, which may be meant; the second for rounding here.
+        """
         return _relative_rounding(self.curvatures), _relative_rounding(self._exact[0])
 
 
@@ -159,11 +165,18 @@ def random_quadratic(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
-    """A random quadratic problem: eigenvalues log-uniform in [1/condition, 1], random rotations.
+    """Draws a random quadratic problem: eigenvalues log-uniform in [1/condition, 1], random rotations.
 
-    `heterogeneity` h moves the minimisers apart (a standard normal distance times h, half of its variance common to
-    a client's parts) and the curvatures from one shared matrix (h = 0) to independent ones (h >= 1; in between, a
-    blend in logarithms that keeps the range of the eigenvalues). h = 0 gives identical f_{i,j}.
+    Args:
+        num_clients: number of clients M.
+        dim: number of parameters d.
+        parts: number of components N of each client.
+        heterogeneity: h moves the minimisers apart (a standard normal distance times h, half of its variance common to
+            a client's parts) and the curvatures from one shared matrix (h = 0) to independent ones (h >= 1; in between,
+            a blend in logarithms that keeps the range of the eigenvalues). h = 0 gives identical f_{i,j}.
+        condition: largest condition number of a curvature, at least 1.
+        seed: seed of the problem.
+        dtype: dtype of the problem; it is drawn in float64.
     """
     for name, value in {"num_clients": num_clients, "dim": dim, "parts": parts}.items():
         at_least_one(name, value)
@@ -181,17 +194,20 @@ def random_quadratic(
 
 
 def _client_losses(x: Tensor, A: Tensor, b: Tensor) -> Tensor:
-    """f_i at row i of x. The sum of squares as it stands: nothing cancels, so that near a minimum it stays exact."""
+    """Returns f_i at row i of x.
+
+    The sum of squares as it stands: nothing cancels, so that near a minimum it stays exact.
+    """
     gap = x.unsqueeze(1) - b
     return torch.einsum("mjk,mjkl,mjl->mj", gap, A, gap).mean(1) / 2
 
 
 def _infima(A: Tensor, b: Tensor, roundings: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """min f_i for each client, from below and above. The normal equations are always solvable: A_ij b_ij lies in the
-    range of the mean A.
+    """Returns min f_i for each client, from below and above.
 
-    A direction that is almost flat in the data's own dtype may be meant or be rounding. Where it is rounding the value
-    at the point that leaves it alone is attained; where it is meant the other reading is lower. No summand is negative.
+    The normal equations are always solvable: A_ij b_ij lies in the range of the mean A. A direction that is almost flat
+    in the data's own dtype may be meant or be rounding. Where it is rounding the value at the point that leaves it
+    alone is attained; where it is meant the other reading is lower. No summand is negative.
     """
     mean_A, mean_Ab = A.mean(1), (A @ b.unsqueeze(-1)).mean(1)
     points = [torch.linalg.pinv(mean_A, rtol=rounding, hermitian=True) @ mean_Ab for rounding in roundings]
@@ -202,7 +218,7 @@ def _infima(A: Tensor, b: Tensor, roundings: tuple[float, float]) -> tuple[Tenso
 def _blended_curvatures(
     rng: np.random.Generator, shape: tuple[int, int, int], share: float, condition: float
 ) -> Tensor:
-    """(M, N, d, d): the shared curvature for share = 0, independent ones for share = 1."""
+    """Draws curvatures (M, N, d, d): the shared one for share = 0, independent ones for share = 1."""
     d = shape[2]
     logs, gauss = rng.random(d), rng.standard_normal((d, d))
     if share > 0:  # not only for speed: a batch of equal matrices need not factorise to equal bits

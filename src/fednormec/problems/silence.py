@@ -1,4 +1,4 @@
-"""A problem without data, for tests of a method or a mechanism alone."""
+"""Problem without data, for tests of a method or a mechanism alone."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,7 +13,7 @@ from fednormec.core.problem import Metrics
 @final
 @dataclass(frozen=True)
 class Silence:
-    """Clients that have nothing to say: the gradient is `gradient` everywhere, zero or (to be left out) nan."""
+    """Problem whose clients have nothing to say: the gradient is `gradient` everywhere, zero or (to be skipped) nan."""
 
     dim: int
     num_clients: int
