@@ -1,4 +1,4 @@
-"""The audit of what a config describes."""
+"""Audit of what a config describes."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 
 def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -> "Audit":
-    """The audit of what a config describes: of its mechanism, or of one training with canaries."""
+    """Audits what a config describes: its mechanism, or one training with canaries.
+
+    Args:
+        config: the config.
+        training: whether a training is audited; otherwise the mechanism alone.
+        canaries: number of canaries; None: as many as the audit takes by default.
+        quiet: whether to show no progress.
+    """
     from fednormec.audit.audit import audit_mechanism, audit_training
 
     if canaries is not None and canaries > MOST:

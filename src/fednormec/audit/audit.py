@@ -1,4 +1,4 @@
-"""Attacks on our own privacy, through the code that really runs: can what was released tell more than was claimed?
+"""Audit of our own privacy, through the code that really runs: can what was released tell more than was claimed?
 
 A canary is a client that ignores its data and always sends the same vector, or (by a coin) what its neighbour in the
 sense of the adjacency would send: nothing, or the opposite vector. An attacker who sees the releases guesses the coins.
@@ -80,15 +80,23 @@ def _nothing(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found beside what was claimed. All ε are at the same δ.
+    """Findings of an audit beside what was claimed. All ε are at the same δ.
 
-    lower_bound: a true bound, wrong with probability 0.05 % at the most. Few trials cannot show a large ε.
-    estimate, estimate_low: the ε of two normal distributions fitted to the scores, and its lower confidence limit. No
-        bound, since it takes the tails for normal. `expected` is what a right implementation comes to, without the
-        chance of a run: mostly a little below the claim.
-    checks: p-values of direct tests; one below 1e-6 fails.
-    played: what was played, in words.
-    broken: what the engine said when it refused a message that its bound does not allow, which ended the audit.
+    Attributes:
+        of: what was audited, in words.
+        claimed: the ε that was claimed.
+        delta: the δ of every ε.
+        lower_bound: a true bound, wrong with probability 0.05 % at the most. Few trials cannot show a large ε.
+        estimate: the ε of two normal distributions fitted to the scores. No bound, since it takes the tails for normal.
+        estimate_low: lower confidence limit of the estimate.
+        expected: what the estimate of a right implementation comes to, without the chance of a run: mostly a little
+            below the claim.
+        checks: p-values of direct tests; one below 1e-6 fails.
+        trials: number of canaries that were played.
+        rounds: number of rounds that were played.
+        seconds: how long it took.
+        played: what was played, in words.
+        broken: what the engine said when it refused a message that its bound does not allow, which ended the audit.
     """
 
     of: str
@@ -107,7 +115,7 @@ class Audit:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What speaks against the claim."""
+        """Reasons that speak against the claim."""
         found = [f"the check of {name} fails" for name, p in self.checks.items() if p < LEVEL]
         if self.estimate_low > max(self.claimed, self.expected):
             found.insert(0, "the estimate lies above the claim by more than chance")
@@ -119,15 +127,16 @@ class Audit:
 
     @property
     def verdict(self) -> str:
+        """Verdict: "violated" if there is a reason, else "consistent"."""
         return "violated" if self.reasons else "consistent"
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON; an infinite number is None."""
+        """Returns everything, for JSON; an infinite number is None."""
         facts = {**asdict(self), "confidence": CONFIDENCE, "verdict": self.verdict, "reasons": list(self.reasons)}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
 
     def text(self) -> str:
-        """A short report for a person."""
+        """Returns a short report for a person."""
         low = math.floor(100 * self.lower_bound) / 100
         proof, sure = (f"{level:.2%} confidence" for level in (CONFIDENCE, OF_ESTIMATE))
         checks = (f"{name}: {'passed' if p >= LEVEL else 'FAILED'} (p = {p:.2g})" for name, p in self.checks.items())
@@ -152,15 +161,23 @@ def audit_mechanism(
 ) -> Audit:  # fmt: skip
     """Plays canaries against the mechanism, each on a coordinate of its own; measures messages; tests noise and coins.
 
-    trials: how many canaries. central (1,000 by default): all in one run, as far as there are coordinates and room.
-        secagg (400): runs with the mechanism's own number of clients, the server knowing who sends; colluders only
-        watch. Trials of one run are counted as independent, which they are given the sizes of the cohorts.
-        local (100): the server sees each message alone, so each trial is a run with one client. Large models take
-        fewer, and then fewer rounds.
-    algorithm, dim, dtype: the run's own method, number of parameters and their type; by default clipping of a few
-        numbers in float64.
-    side_rounds: how many rounds of nothing but noise are tested, and twice as many cohorts.
     A round of a small run takes about half a millisecond.
+
+    Args:
+        mechanism: what is audited.
+        rounds: number of rounds; the claim is that of the rounds that are played, which for large models may be fewer.
+        delta: the δ of every ε.
+        trials: number of canaries. central (1,000 by default): all in one run, as far as there are coordinates and
+            room. secagg (400): runs with the mechanism's own number of clients, the server knowing who sends; colluders
+            only watch. Trials of one run are counted as independent, which they are given the sizes of the cohorts.
+            local (100): the server sees each message alone, so each trial is a run with one client. Large models take
+            fewer, and then fewer rounds.
+        seed: seed of the audit.
+        algorithm: the run's own method; None: clipping.
+        dim: number of parameters of the run; None: a few.
+        dtype: dtype of the parameters.
+        side_rounds: number of rounds of nothing but noise that are tested; twice as many cohorts are.
+        on_progress: on_progress(done, total) hears how many rounds of how many are done.
     """
     started = time.perf_counter()
     at_least_one("rounds", rounds)
@@ -211,12 +228,23 @@ def audit_training(
     problem: Problem, algorithm: Algorithm, participation: Participation | None, privacy: Privacy, *, rounds: int,
     seed: int = 0, canaries: int = 200, on_progress: Progress = _nothing,
 ) -> Audit:  # fmt: skip
-    """One training with canaries among the clients, in random directions; the claim is that of the run with them.
+    """Audits one training with canaries among the clients, in random directions.
 
-    The noise is what the training without them would get. The lower bound guesses the coins of the quarter with the
-    highest and the quarter with the lowest scores (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846); the estimate is
-    that of arXiv 2302.03098. The attacker sees the sums only, which for trust = "local" is less than the server does,
-    and the other clients' messages are in his way: they matter less the more parameters there are.
+    The claim is that of the run with them; the noise is what the training without them would get. The lower bound
+    guesses the coins of the quarter with the highest and the quarter with the lowest scores (Steinke, Nasr and
+    Jagielski 2023, arXiv 2305.08846); the estimate is that of arXiv 2302.03098. The attacker sees the sums only, which
+    for trust = "local" is less than the server does, and the other clients' messages are in his way: they matter less
+    the more parameters there are.
+
+    Args:
+        problem: what is trained on.
+        algorithm: the method; its clients must send one vector of bounded length.
+        participation: who takes part in a round; None: everybody.
+        privacy: what the training without canaries must keep to.
+        rounds: number of rounds.
+        seed: seed of the training and of the canaries.
+        canaries: number of canaries, at least 40.
+        on_progress: on_progress(done, total) hears how many rounds of how many are done.
     """
     started = time.perf_counter()
     if algorithm.message_slots != 1 or math.isinf(algorithm.bound.radius):
@@ -267,7 +295,7 @@ def audit_training(
 
 
 def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
-    """Checks of noise in a run where nobody says anything, and in shorter ones with another seed and another stream."""
+    """Checks noise in a run where nobody says anything, and in shorter ones with another seed and another stream."""
     mechanism, at = for_noise(mechanism), _seed(seed, 0)
     seen = watch(stage, mechanism, rounds, at, tick)
     again = min(AGAIN, rounds)
@@ -303,8 +331,11 @@ def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, ti
 
 
 def watched_cohorts(mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
-    """Checks of Poisson sampling in runs of few parameters where nobody says anything; of cohorts and noise together
-    also with other coins, since a coin of probability 1/4 takes but the highest bits of a random word."""
+    """Checks Poisson sampling in runs of few parameters where nobody says anything.
+
+    Cohorts and noise together are checked also with other coins, since a coin of probability 1/4 takes but the highest
+    bits of a random word.
+    """
     mechanism, at = for_cohorts(mechanism), _seed(seed, 1)
     narrow = stage_for(mechanism, None, NARROW, torch.float64, None)
     seen = watch(narrow, mechanism, 2 * rounds, at, tick)
@@ -337,7 +368,7 @@ def _seed(seed: int, run: int) -> int:
 
 
 def _words(at: Attack, whole: Stage, rounds: int, side_rounds: int) -> str:
-    """What was played, for the report."""
+    """Says what was played, for the report."""
     some = f" of {whole.dim:,}" if at.stage.dim < whole.dim else ""
     few = f" of {rounds:,}" if at.rounds < rounds else ""
     return (
@@ -347,8 +378,10 @@ def _words(at: Attack, whole: Stage, rounds: int, side_rounds: int) -> str:
 
 
 def _lengths(seen: Seen, at: Attack, stage: Stage, seed: int, tick: Tick) -> tuple[float, float, float]:
-    """Whether messages keep to the radius: in the attack on the average; there, next to without noise, each; and of a
-    client alone."""
+    """Tests whether messages keep to the radius: p-values for three situations.
+
+    In the attack on the average; in the attack next to without noise, each message; and each message of a client alone.
+    """
     heard = seen.canaries_sent * signs(seen.present, at.mechanism.adjacency)[:, None]
     run, k, _ = np.nonzero(heard)
     excess = (seen.along * heard - 1)[heard != 0] / seen.std[run, k]
@@ -360,7 +393,7 @@ def _lengths(seen: Seen, at: Attack, stage: Stage, seed: int, tick: Tick) -> tup
 
 
 def _level_beside_messages(seen: Seen, mechanism: Mechanism) -> float:
-    """The level of noise along the vectors of canaries that said nothing, in rounds where it is due."""
+    """Tests the level of noise along the vectors of canaries that said nothing, in rounds where it is due."""
     silent = seen.canaries_sent * signs(seen.present, mechanism.adjacency)[:, None] == 0
     silent &= seen.std[:, :, None] > 0
     std = np.broadcast_to(seen.std[:, :, None], silent.shape)[silent]
@@ -368,10 +401,11 @@ def _level_beside_messages(seen: Seen, mechanism: Mechanism) -> float:
 
 
 def _length_along(along: np.ndarray, sent: np.ndarray, present: np.ndarray, adjacency: str) -> float:
-    """Whether canaries add more than the radius to the sums (K, m) along their vectors: the mean over rounds where one
-    sends less that over the others, or, where all send always, less what is found along absent canaries' vectors.
+    """Tests whether canaries add more than the radius to the sums (K, m) along their vectors.
 
-    What other clients send in a round does not depend on who is drawn in it, so that it cancels.
+    It compares the mean over rounds where one sends with that over the others, or, where all send always, with what is
+    found along absent canaries' vectors. What other clients send in a round does not depend on who is drawn in it, so
+    that it cancels.
     """
     sign = np.where(present | (adjacency == "zero_out"), 1.0, -1.0)
     speaks = present | (adjacency == "replace_one")
@@ -391,14 +425,16 @@ def _length_along(along: np.ndarray, sent: np.ndarray, present: np.ndarray, adja
 
 
 def _at_least(squares: np.ndarray, sizes: np.ndarray) -> float:
-    """Whether released sums (K rounds, blocks) are as large as the noise in them makes them: messages only add."""
+    """Tests whether released sums (K rounds, blocks) are as large as their noise makes them: messages only add."""
     pairs = ((squares.sum(1), sizes.sum()), (squares.sum(0), len(squares) * sizes), (squares, sizes))
     return least(*(least(chi2.cdf(part, counts)) for part, counts in pairs))
 
 
 def _counts(sent: np.ndarray, p: float) -> dict[str, float]:
-    """Whether (R, K, M) draws are coins: how many, and how evenly over clients and over rounds, neither more nor less
-    than coins would be."""
+    """Tests whether (R, K, M) draws are coins: how many, and how evenly over clients and over rounds.
+
+    Neither more nor less evenly than coins would be.
+    """
     return {
         "sampling rate": float(two_sided(binom(sent.size, p), sent.sum())),
         "draws per client": checks.dispersion(sent.sum(1), sent.shape[1], p),
@@ -407,7 +443,7 @@ def _counts(sent: np.ndarray, p: float) -> dict[str, float]:
 
 
 def _dependence(sent: np.ndarray, p: float) -> dict[str, float]:
-    """Whether (K, M) draws are independent: any two rounds, any two clients, and any three of either."""
+    """Tests whether (K, M) draws are independent: any two rounds, any two clients, and any three of either."""
     clients = sent[:, : 4 * checks.SOME]
     triples = (
         checks.any_three_sets(sent, p),
@@ -422,7 +458,10 @@ def _dependence(sent: np.ndarray, p: float) -> dict[str, float]:
 
 
 def _expected_estimate(mechanism: Mechanism, rounds: int, delta: float) -> float:
-    """What `two_gaussians` comes to with endless trials of a right implementation: rounds add to mean and variance."""
+    """Returns what `two_gaussians` comes to with endless trials of a right implementation.
+
+    Rounds add to mean and variance.
+    """
     release = mechanism.release()
     if isinstance(release, Open):
         weights, mus = np.array(release.weights), np.array(release.mus)
@@ -446,14 +485,14 @@ def _enough(canaries: int) -> int:
 
 
 def _directions(m: int, dim: int, rng: np.random.Generator) -> Tensor:
-    """Random unit vectors, (m, d) float32; at right angles, as far as there is room, not to be in each other's way."""
+    """Draws unit vectors, (m, d) float32; at right angles, as far as there is room, not to be in each other's way."""
     normals = torch.from_numpy(rng.standard_normal((dim, m), dtype=np.float32))
     columns: Tensor = torch.linalg.qr(normals).Q if m <= dim else normals / normals.norm(dim=0)
     return columns.T.contiguous()
 
 
 def _log_ratios(y: np.ndarray, sent: np.ndarray, sizes: Any, mechanism: Mechanism) -> np.ndarray:
-    """How much likelier the projections y (..., m) of a round are with the canary in than out, as a logarithm.
+    """Returns how much likelier the projections y (..., m) of a round are with the canary in than out, as a logarithm.
 
     central: nobody sees who was drawn, so that both are mixtures. Elsewhere that is known, and so is the noise.
     """

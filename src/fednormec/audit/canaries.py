@@ -17,7 +17,7 @@ from fednormec.privacy.mechanism import ADJACENCIES, Adjacency
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class WithCanaries:
-    """A problem with more clients after its own: their gradients are the rows of `updates`, wherever x is."""
+    """Problem with more clients after its own: their gradients are the rows of `updates`, wherever x is."""
 
     problem: Problem
     updates: Tensor
@@ -66,12 +66,18 @@ def with_canaries(
     problem: Problem, directions: Tensor, present: np.ndarray, adjacency: Adjacency = "zero_out", scale: float = 1e6,
     nothing: float = 0.0,
 ) -> WithCanaries:  # fmt: skip
-    """The problem with a canary for each row c of `directions`: its gradient is always scale * c where `present`, else
-    `nothing` (zero_out) or -scale * c (replace_one).
+    """Adds a canary for each row c of `directions`: its gradient is always the same.
 
     The scale is far beyond what an error-feedback memory can reach, so that a bounded message is radius * c each time.
-    With nothing=nan a canary that is not there is left out, as every client whose update is not finite: its message is
-    zero whatever the method corrects updates by.
+
+    Args:
+        problem: the problem to add them to.
+        directions: one vector c per canary, (m, d).
+        present: mask of the canaries that are there, (m,): their gradient is scale * c.
+        adjacency: the gradient of the others is `nothing` (zero_out) or -scale * c (replace_one).
+        scale: length of the gradients, in units of c.
+        nothing: 0, or nan: a canary that is not there is then skipped, as every client whose update is non-finite: its
+            message is zero whatever the method corrects updates by.
     """
     one_of("adjacency", adjacency, ADJACENCIES)
     positive("scale", scale)
@@ -84,5 +90,5 @@ def with_canaries(
 
 
 def signs(present: np.ndarray, adjacency: Adjacency, nothing: float = 0.0) -> np.ndarray:
-    """What each canary sends, in units of its vector."""
+    """Returns what each canary sends, in units of its vector."""
     return np.where(present, 1.0, -1.0 if adjacency == "replace_one" else nothing)

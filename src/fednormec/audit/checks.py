@@ -1,4 +1,4 @@
-"""Tests of noise and cohorts as numbers: a p-value each, against dependence of any two or three draws, too.
+"""Checks of noise and cohorts as numbers: a p-value each, against dependence of any two or three draws, too.
 
 Under the null hypothesis noise is independent standard normal and cohorts are independent coins. The laws used are
 exact, or bounds (`_far`), also far out in the tails: many statistics are looked at, and the smallest p-value is
@@ -20,23 +20,26 @@ CELL = 2.0**-36  # two magnitudes of noise in one cell count as the same number
 
 
 def least(*p_values: Any) -> float:
-    """The p-value of the smallest of so many; each argument a number or an array of them."""
+    """Returns the p-value of the smallest of so many; each argument a number or an array of them."""
     every = np.concatenate([np.zeros(0), *(np.ravel(p) for p in p_values)])
     return float(min(1.0, len(every) * every.min(initial=1.0)))
 
 
 def two_sided(law: Any, value: Any) -> np.ndarray:
-    """P-values of values that must be neither too small nor too large; the value itself counts on both sides."""
+    """Returns p-values of values that must be neither too small nor too large.
+
+    The value itself counts on both sides.
+    """
     return np.asarray(np.minimum(1.0, 2 * np.minimum(law.cdf(value), law.sf(np.nextafter(value, -math.inf)))))
 
 
 def levels(squares: np.ndarray, counts: np.ndarray) -> float:
-    """Whether sums of so many squares of standard normals are what they should be."""
+    """Tests whether sums of so many squares of standard normals are what they should be."""
     return least(two_sided(chi2(counts), squares))
 
 
 def shape(noise: np.ndarray) -> float:
-    """Kolmogorov's distance from the normal law, and how many lie beyond 2, 3 and 4."""
+    """Tests Kolmogorov's distance from the normal law, and how many lie beyond 2, 3 and 4."""
     values = noise.ravel()[: 10**6]
     if not values.size:
         return 1.0
@@ -45,14 +48,18 @@ def shape(noise: np.ndarray) -> float:
 
 
 def magnitudes(noise: np.ndarray) -> np.ndarray:
-    """The magnitudes of standard normals, made standard normal: noise that depends by its size alone, such as noise
-    that comes again with other signs, shows here."""
+    """Returns the magnitudes of standard normals, made standard normal.
+
+    Noise that depends by its size alone, such as noise that comes again with other signs, shows here.
+    """
     return np.asarray(np.clip(-ndtri(2 * ndtr(-abs(noise))), -8.0, 8.0))
 
 
 def any_two(rows: np.ndarray) -> float:
-    """Whether rows of standard normals (n, d) depend on each other: the largest of all cosines, the sum of inner
-    products at every lag, and the sum of all squared cosines; of the numbers and of their magnitudes."""
+    """Tests whether rows of standard normals (n, d) depend on each other, by the numbers and by their magnitudes.
+
+    It looks at the largest of all cosines, the sum of inner products at every lag, and the sum of all squared cosines.
+    """
     rows = rows[np.any(rows != 0, axis=1)]
     if min(rows.shape) < 2:
         return 1.0
@@ -75,8 +82,10 @@ def _any_two(rows: np.ndarray) -> Iterable[float]:
 
 
 def between(a: np.ndarray, b: np.ndarray) -> float:
-    """Whether rows of one run depend on rows of another: the largest cosine, and the rows of equal number together.
-    Rows of zeros do not count."""
+    """Tests whether rows of one run depend on rows of another.
+
+    It looks at the largest cosine, and at the rows of equal number together. Rows of zeros do not count.
+    """
     here, there = (np.any(rows != 0, axis=1) for rows in (a, b))
     n = min(len(a), len(b))
     both = here[:n] & there[:n]
@@ -92,7 +101,7 @@ def between(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def any_three(rows: np.ndarray) -> float:
-    """Whether in rows k, k + a and k + b the products of two tell something of the third, for all lags up to LAGS."""
+    """Tests whether the products of rows k and k + a tell something of row k + b, for all lags up to LAGS."""
     parts = []
     for a, b in combinations(range(1, min(LAGS, len(rows) - 1) + 1), 2):
         product = rows[:-b] * rows[a : len(rows) - b + a]
@@ -104,7 +113,7 @@ def any_three(rows: np.ndarray) -> float:
 
 
 def repeated(*noise: np.ndarray) -> float:
-    """Whether more pairs of all these numbers agree in magnitude to eleven digits than chance brings about."""
+    """Tests whether more pairs of all these numbers agree in magnitude to eleven digits than chance brings about."""
     values = np.concatenate([abs(part[part != 0]) for part in noise])
     counts = np.unique(np.floor(values / CELL), return_counts=True)[1].astype(float)
     expected = len(values) ** 2 / 2 * CELL / math.sqrt(math.pi)
@@ -112,8 +121,10 @@ def repeated(*noise: np.ndarray) -> float:
 
 
 def dispersion(counts: np.ndarray, n: int, p: float) -> float:
-    """Whether counts vary as binomial ones do: the sum of squares against a gamma distribution of the same moments.
-    1 where there is too little to tell."""
+    """Tests whether counts vary as binomial ones do; 1 where there is too little to tell.
+
+    It compares the sum of squares with a gamma distribution of the same moments.
+    """
     spread = n * p * (1 - p)
     if n == 1 or counts.size < 30 or counts.size * spread < 100:
         return 1.0
@@ -123,7 +134,10 @@ def dispersion(counts: np.ndarray, n: int, p: float) -> float:
 
 
 def any_two_sets(rows: np.ndarray, p: float) -> float:
-    """Whether rows of coins (n, m) have more or fewer in common than chance brings about: any two, and at every lag."""
+    """Tests whether rows of coins (n, m) have more or fewer in common than chance brings about.
+
+    It looks at any two rows, and at all pairs at every lag together.
+    """
     sizes, common = rows.sum(1), _common(rows, rows)
     first, second = np.triu_indices(len(rows), 1)
     pairs = _far(common[first, second], sizes[first], p)
@@ -132,13 +146,16 @@ def any_two_sets(rows: np.ndarray, p: float) -> float:
 
 
 def sets_between(a: np.ndarray, b: np.ndarray, p: float) -> float:
-    """Whether cohorts of one run and those of another have more or fewer in common than chance brings about."""
+    """Tests whether cohorts of one run and those of another have more or fewer in common than chance brings about."""
     common, sizes, n = _common(a, b), a.sum(1), min(len(a), len(b))
     return least(least(_far(common, sizes[:, None], p)), _far(np.trace(common[:n, :n]), sizes[:n].sum(), p))
 
 
 def any_three_sets(rows: np.ndarray, p: float) -> float:
-    """Whether who is in rows k and k + a, or in one of them only, tells who is in row k + b, for lags up to LAGS."""
+    """Tests whether rows k and k + a of coins tell who is in row k + b, for lags up to LAGS.
+
+    It looks at who is in both of the two rows, and at who is in one of them only.
+    """
     parts = []
     for a, b in combinations(range(1, min(LAGS, len(rows) - 1) + 1), 2):
         one, other, third = rows[:-b], rows[a : len(rows) - b + a], rows[b:]
@@ -148,7 +165,7 @@ def any_three_sets(rows: np.ndarray, p: float) -> float:
 
 
 def any_three_columns(rows: np.ndarray, p: float) -> float:
-    """The same of all triples of columns."""
+    """Tests the same of all triples of columns."""
     columns = rows.shape[1]
     if columns < 3:
         return 1.0
@@ -166,10 +183,10 @@ def any_three_columns(rows: np.ndarray, p: float) -> float:
 
 
 def cohorts_and_noise(sent: np.ndarray, noise: np.ndarray, p: float) -> float:
-    """Whether coins (K, M) and standard normals (K, d) go together: client by coordinate; along diagonals (client i,
-    coordinate i + offset) in the same and in neighbouring rounds; and the size of the cohort with all of them.
+    """Tests whether coins (K, M) and standard normals (K, d) go together.
 
-    Given the coins each statistic is exactly standard normal.
+    It looks at client by coordinate; along diagonals (client i, coordinate i + offset) in the same and in neighbouring
+    rounds; and at the size of the cohort with all of them. Given the coins each statistic is exactly standard normal.
     """
     parts, coins = [], sent - p
     for values in (noise, magnitudes(noise)):
@@ -191,7 +208,7 @@ def _on_diagonal(spread: np.ndarray, columns: int, offset: int) -> float:
 
 
 def _no_cosine(cosines: np.ndarray, d: int) -> float:
-    """The p-value of the largest cosine of directions that are uniform in d dimensions."""
+    """Returns the p-value of the largest cosine of directions that are uniform in d dimensions."""
     if d < 2:
         return 1.0
     largest = float(abs(cosines).max())
@@ -199,13 +216,13 @@ def _no_cosine(cosines: np.ndarray, d: int) -> float:
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many any row of a and any row of b have in common; exact in float32 up to 2^24."""
+    """Counts what any row of a and any row of b have in common; exact in float32 up to 2^24."""
     product: np.ndarray = a.astype(np.float32) @ b.astype(np.float32).T
     return product.astype(np.float64)
 
 
 def _far(hits: Any, coins: Any, p: float) -> np.ndarray:
-    """A bound on the probability that so many coins show so many hits or a number as far from the mean (Chernoff)."""
+    """Bounds the probability that so many coins show so many hits or a number as far from the mean (Chernoff)."""
     n = np.maximum(coins, 1)
     rate = np.minimum(hits / n, 1.0)
     divergence = xlogy(rate, rate / p) + xlogy(1 - rate, (1 - rate) / (1 - p))

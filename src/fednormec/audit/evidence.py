@@ -1,4 +1,4 @@
-"""What guesses about canaries prove or suggest about ε: bounds from error rates, and an estimate from two normals."""
+"""Evidence on ε from guesses about canaries: bounds from error rates, and an estimate from two normals."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ LEVEL = 1e-6  # a check fails below this p-value
 
 
 def clopper_pearson(successes: Any, trials: Any, level: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of a probability, each wrong with probability `level` at the most."""
+    """Returns lower and upper bounds of a probability, each wrong with probability `level` at the most."""
     k, n = np.asarray(successes), np.asarray(trials)
     low = np.where(k > 0, beta.ppf(level, np.maximum(k, 1), n - k + 1), 0.0)
     return low, np.where(k < n, beta.isf(level, k + 1, np.maximum(n - k, 1)), 1.0)
 
 
 class _Counts(NamedTuple):
-    """How often a guess was made, of those trials where it is right and of those where it is wrong."""
+    """Counts of a guess, of those trials where it is right and of those where it is wrong."""
 
     hits: np.ndarray
     positives: int
@@ -34,13 +34,13 @@ class _Counts(NamedTuple):
     negatives: int
 
     def bounds(self, level: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The least rate of hits and the highest rate of errors, both true but for probability `level`."""
+        """Returns the least rate of hits and the highest rate of errors, both true but for probability `level`."""
         hit, error = (self.hits, self.positives), (self.errors, self.negatives)
         return clopper_pearson(*hit, level / 2)[0], clopper_pearson(*error, level / 2)[1]
 
 
 def lower_bound(scores: np.ndarray, present: np.ndarray, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The ε that the scores' error rates prove at this δ."""
+    """Returns the ε that the scores' error rates prove at this δ."""
 
     def proved(counts: _Counts) -> np.ndarray:
         hit, error = counts.bounds(1 - confidence)
@@ -50,7 +50,7 @@ def lower_bound(scores: np.ndarray, present: np.ndarray, delta: float, confidenc
 
 
 def curve_p_value(scores: np.ndarray, present: np.ndarray, curve: list[tuple[float, float]]) -> float:
-    """A p-value against P(guess | in) <= e^ε P(guess | out) + δ for all these (ε, δ) and vice versa.
+    """Returns a p-value against P(guess | in) <= e^ε P(guess | out) + δ for all these (ε, δ) and vice versa.
 
     As strict as the lower bound, but a claim is a whole curve: error rates that prove a large ε at a small δ take many
     trials, those that break a small ε at its larger δ take few.
@@ -68,8 +68,10 @@ def curve_p_value(scores: np.ndarray, present: np.ndarray, curve: list[tuple[flo
 def _best_guess(
     scores: np.ndarray, present: np.ndarray, aims: Sequence[Callable[[_Counts], np.ndarray]]
 ) -> tuple[int, _Counts]:
-    """Every second trial chooses aim, threshold and side ("in" above it, or "out" below) for the highest value; the
-    other trials are then counted, and have had no say in the choice."""
+    """Chooses aim, threshold and side ("in" above it, or "out" below) for the highest value, by every second trial.
+
+    The other trials are then counted, and have had no say in the choice.
+    """
 
     def counted(half: slice, side: int, thresholds: Any) -> _Counts:
         values, ins = (scores[half], present[half]) if side == 0 else (-scores[half], ~present[half])
@@ -90,7 +92,7 @@ def _best_guess(
 def two_gaussians(
     scores: np.ndarray, present: np.ndarray, delta: float, confidence: float = OF_ESTIMATE
 ) -> tuple[float, float]:
-    """The ε at this δ of two normal distributions fitted to the scores, and its lower confidence limit.
+    """Returns the ε at this δ of two normal distributions fitted to the scores, and its lower confidence limit.
 
     After Andrew et al., arXiv 2302.03098, with one variance for both: were the log ratio of two laws normal under both,
     it would have the same variance, and two different ones would let the fit's tails claim far too much.
@@ -108,14 +110,15 @@ def two_gaussians(
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Returns the ε of one Gaussian of shift/std = mu at this δ; 0 if mu is not positive."""
     return accounting.epsilon(Open((1.0,), (mu,)), 1, delta) if mu > 0 else 0.0
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How probable so many right guesses are at the most, if (ε, δ) held (arXiv 2305.08846, appendix D).
+    """Bounds the probability of so many right guesses, if (ε, δ) held (arXiv 2305.08846, appendix D).
 
-    Without δ each guess is right with probability e^ε/(1 + e^ε) at the most. With it, 2 m δ of probability may be
-    spent on raising the number of right guesses, the less of it the more they are raised by.
+    Without δ each guess is right with probability e^ε/(1 + e^ε) at the most. With it, 2 m δ of probability may be spent
+    on raising the number of right guesses, the less of it the more they are raised by.
     """
     rate = expit(epsilon)
     just_below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, rate))
@@ -124,7 +127,7 @@ def one_run_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
 
 
 def one_run_epsilon(canaries: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """The largest ε that so many right guesses refute at this level."""
+    """Returns the largest ε that so many right guesses refute at this level."""
 
     def gap(epsilon: float) -> float:
         return one_run_p_value(canaries, guesses, right, epsilon, delta) - level

@@ -1,4 +1,4 @@
-"""What an audit plays through the engine: an attack, messages of a client alone, long runs of nothing but noise."""
+"""Plays of an audit through the engine: an attack, messages of a client alone, long runs of nothing but noise."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ Tick = Callable[[], None]
 
 
 class Stage(NamedTuple):
-    """What is played with: a method, the number of parameters and their dtype."""
+    """Stage of a play: a method, the number of parameters and their dtype."""
 
     algorithm: Algorithm
     dim: int
@@ -50,14 +50,14 @@ class Stage(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """A length of gradients that the bound cuts to its radius, whatever the memories hold."""
+        """Length of gradients that the bound cuts to its radius, whatever the memories hold."""
         law = self.algorithm.bound.law
         parameter = 0.0 if law is None or law.clips else law.parameter
         return 1e6 * max(self.algorithm.bound.radius, parameter) / min(1.0, self.algorithm.local.step)
 
     @property
     def nothing(self) -> float:
-        """A gradient that makes a message zero."""
+        """Gradient that makes a message zero."""
         return 0.0 if self.algorithm.correction is None else math.nan
 
     def silence(self, clients: int) -> Silence:
@@ -67,8 +67,11 @@ class Stage(NamedTuple):
 def stage_for(
     mechanism: Mechanism, algorithm: Algorithm | None, dim: int | None, dtype: torch.dtype, trials: int | None
 ) -> Stage:
-    """The run's own method, with one local step in place of many (gradients of canaries are the same everywhere), or
-    clipping; by default as many parameters as an attack has use for."""
+    """Returns the stage with the run's own method, or with clipping.
+
+    The method takes one local step in place of many: gradients of canaries are the same everywhere. By default it has
+    as many parameters as an attack has use for.
+    """
     if algorithm is None:
         algorithm = dp_fed_avg_clip(gd(1.0), tau=mechanism.radius, server_step=1e-9)
     if algorithm.bound.radius != mechanism.radius:
@@ -82,7 +85,7 @@ def stage_for(
 
 
 def asked(mechanism: Mechanism, delta: float = DELTA) -> Privacy:
-    """What to ask for to get just this mechanism."""
+    """Returns what to ask for to get just this mechanism."""
     return Privacy(
         None, delta, mechanism.noise_std, mechanism.trust, mechanism.adjacency, mechanism.colluders,
         mechanism.min_cohort, randomness="secure" if mechanism.secure else "seeded", stream=mechanism.stream,
@@ -96,7 +99,7 @@ def senders(r: Round, num_clients: int) -> np.ndarray:
 
 
 def noise_std(r: Round) -> float:
-    """The standard deviation of a round's noise; 0 where none is due."""
+    """Returns the standard deviation of a round's noise; 0 where none is due."""
     assert r.plan is not None
     mechanism = r.plan.mechanism
     std = mechanism.noise_std * mechanism.radius * (1 + mechanism.rounding)
@@ -107,7 +110,7 @@ def noise_std(r: Round) -> float:
 
 
 class Attack(NamedTuple):
-    """R runs of K rounds with m canaries each: as many clients and parameters as there is time and room for."""
+    """Attack: R runs of K rounds with m canaries each, as many clients and parameters as there is time and room for."""
 
     stage: Stage
     mechanism: Mechanism
@@ -117,11 +120,11 @@ class Attack(NamedTuple):
 
 
 def attack(mechanism: Mechanism, stage: Stage, rounds: int, trials: int | None) -> Attack:
-    """The mechanism with as many clients as its attacker has to face: in central that many as there are canaries, since
-    nothing there depends on it; in local one, since the server sees each message alone; else the mechanism's own.
+    """Plans an attack on the mechanism with as many clients as its attacker has to face.
 
-    Where that is too much, there are fewer canaries (if nobody says how many), then fewer rounds; fewer parameters only
-    where all clients' vectors have no room.
+    In central as many as there are canaries, since nothing there depends on it; in local one, since the server sees
+    each message alone; else the mechanism's own. Where that is too much, there are fewer canaries (if nobody says how
+    many), then fewer rounds; fewer parameters only where all clients' vectors have no room.
     """
     rule, own = mechanism.participation, mechanism.num_clients
     alike = mechanism.trust == "central" and (rule.select is None or rule.rate(own) == 1)
@@ -145,8 +148,14 @@ def attack(mechanism: Mechanism, stage: Stage, rounds: int, trials: int | None) 
 
 
 class Seen(NamedTuple):
-    """What came of an attack, in units of the radius: coins (R, m), the sums along each canary's vector (R, K, m), who
-    sent (R, K, M) with the canaries last, and the standard deviation of the noise (R, K)."""
+    """Results of an attack, in units of the radius.
+
+    Attributes:
+        present: coins (R, m).
+        along: sums along each canary's vector (R, K, m).
+        sent: who sent (R, K, M), with the canaries last.
+        std: standard deviation of the noise (R, K).
+    """
 
     present: np.ndarray
     along: np.ndarray
@@ -159,7 +168,7 @@ class Seen(NamedTuple):
 
 
 def play(at: Attack, seed: int, tick: Tick) -> Seen:
-    """Runs with canaries on coordinates of their own, spread over all, and silent clients if there are more."""
+    """Runs an attack: canaries on coordinates of their own, spread over all, and silent clients if there are more."""
     (stage, mechanism, m, runs, rounds), rng = at, generator(seed, "audit")
     clients, radius, dim = mechanism.num_clients, mechanism.radius, stage.dim
     places, axes = np.arange(m) * dim // m, torch.zeros(m, dim, dtype=stage.dtype)
@@ -189,7 +198,7 @@ def _rounds(problem: Problem, stage: Stage, mechanism: Mechanism, rounds: int, s
 
 
 def all_short(at: Attack, seed: int, tick: Tick) -> bool:
-    """Whether in the attack, next to without noise, no sender adds more than the radius and nobody else anything."""
+    """Returns whether in the attack, next to without noise, no sender adds more than the radius, and others nothing."""
     quiet = at._replace(mechanism=replace(at.mechanism, noise_std=QUIET), runs=1, rounds=min(CROWD, at.rounds))
     seen = play(quiet, seed, tick)
     heard = seen.canaries_sent * signs(seen.present, at.mechanism.adjacency)[:, None]
@@ -199,9 +208,11 @@ def all_short(at: Attack, seed: int, tick: Tick) -> bool:
 
 
 def longest_alone(stage: Stage, seed: int, tick: Tick) -> float:
-    """The longest message of a client alone, relative to the radius, next to without noise. Its updates have a random
-    direction and are always far too long; change sign; are too long at first and nothing then; grow; and wander, of all
-    lengths. What a memory keeps and adds to a message later shows."""
+    """Returns the length of the longest message of a client alone, relative to the radius, next to without noise.
+
+    Its updates have a random direction and are always far too long; change sign; are too long at first and nothing
+    then; grow; and wander, of all lengths. What a memory keeps and adds to a message later shows.
+    """
     rng, radius, longest = generator(seed, "audit", 1), stage.algorithm.bound.radius, 0.0
     alone = Mechanism(1, full(), QUIET, radius)
     for kind in KINDS:
@@ -239,11 +250,18 @@ def _unit(dim: int, rng: np.random.Generator) -> Tensor:
 
 
 class Watched(NamedTuple):
-    """K rounds in which nobody says anything, so that what is released is noise, in units of what it should be.
+    """Record of K rounds in which nobody says anything: what is released is noise, in units of what it should be.
 
-    sent (K, M); `due` (K,): whether noise is; squares (K, blocks) summed within blocks of coordinates of `sizes`, and
-    of each coordinate summed over rounds; a sample (K, up to 1,024) of coordinates, neighbours among them; the first
-    release whole. Rounds without noise are zero.
+    Rounds without noise are zero.
+
+    Attributes:
+        sent: who sent (K, M).
+        due: whether noise is due (K,).
+        squares: squares (K, blocks), summed within blocks of neighbouring coordinates.
+        sizes: sizes of the blocks.
+        by_coordinate: squares of each coordinate, summed over rounds.
+        sample: sample (K, up to 1,024) of coordinates, neighbours among them.
+        first: first release, whole.
     """
 
     sent: np.ndarray
@@ -256,6 +274,7 @@ class Watched(NamedTuple):
 
 
 def watch(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> Watched:
+    """Runs rounds in which nobody says anything, and records them."""
     clients, width = mechanism.num_clients, stage.width
     starts, chosen = blocks(width), sampled(width)
     sizes = np.diff(np.append(starts, width))
@@ -278,12 +297,12 @@ def watch(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick
 
 
 def blocks(width: int) -> np.ndarray:
-    """Where the blocks of neighbouring coordinates begin."""
+    """Returns where the blocks of neighbouring coordinates begin."""
     return np.unique(np.arange(BLOCKS) * width // BLOCKS)
 
 
 def sampled(width: int) -> np.ndarray:
-    """All coordinates, or stretches of 32 neighbours that are spread over all."""
+    """Returns all coordinates, or stretches of 32 neighbours that are spread over all."""
     if width <= SAMPLE:
         return np.arange(width)
     starts = np.linspace(0, width - 32, SAMPLE // 32).astype(int)
@@ -291,15 +310,21 @@ def sampled(width: int) -> np.ndarray:
 
 
 def for_noise(mechanism: Mechanism) -> Mechanism:
-    """The mechanism with as few clients as there can be: noise does not depend on them, unless on how many send. With
-    Poisson sampling half of them do, so that in central many rounds have no sender."""
+    """Returns the mechanism with as few clients as there can be.
+
+    Noise does not depend on them, unless on how many send. With Poisson sampling half of them do, so that in central
+    many rounds have no sender.
+    """
     clients = 3 if mechanism.trust == "secagg" else 1
     rule = poisson(0.5) if mechanism.p < 1 else full()
     return replace(mechanism, num_clients=clients, participation=rule, colluders=0, min_cohort=1)
 
 
 def for_cohorts(mechanism: Mechanism, p: float | None = None) -> Mechanism:
-    """The mechanism with 32 to 128 clients and no cohort called off, drawn with its own probability or with p."""
+    """Returns the mechanism with 32 to 128 clients and no cohort called off.
+
+    Clients are drawn with its own probability or with p.
+    """
     rule = mechanism.participation if p is None else poisson(p)
     clients = min(max(mechanism.num_clients, 32), 128)
     return replace(mechanism, num_clients=clients, participation=rule, colluders=0, min_cohort=1)

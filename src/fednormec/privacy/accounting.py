@@ -1,4 +1,4 @@
-"""What one round's release gives away, and what many of them add up to: ε and δ, never rounded in our favour.
+"""Accounting of what one round's release gives away and what many of them add up to: ε, δ, never rounded in our favour.
 
 A `Release` is one round as an observer sees it, in public numbers alone. It comes in two shapes:
 
@@ -35,7 +35,13 @@ RENYI_ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 
 
 
 class Hidden(NamedTuple):
-    """Poisson-subsampled Gaussian. mu: radius/std; mirrored: the neighbour sends the opposite instead of nothing."""
+    """Release of a Poisson-subsampled Gaussian: nobody sees whether the client is in the sum.
+
+    Attributes:
+        p: probability that it is.
+        mu: radius/std.
+        mirrored: whether the neighbour sends the opposite instead of nothing.
+    """
 
     p: float
     mu: float
@@ -43,9 +49,12 @@ class Hidden(NamedTuple):
 
 
 class Open(NamedTuple):
-    """A mixture of Gaussians over public noise levels; what all lack to 1 is a round without the client.
+    """Release of a mixture of Gaussians over public noise levels; what all lack to 1 is a round without the client.
 
-    unsure: the probability per round of cases nobody looked into, all of it counted as δ.
+    Attributes:
+        weights: probability of each noise level.
+        mus: shift/std at each noise level.
+        unsure: probability per round of cases nobody looked into, all of it counted as δ.
     """
 
     weights: tuple[float, ...]
@@ -58,7 +67,7 @@ Release = Hidden | Open
 
 @lru_cache(maxsize=128)  # a round asks for its ε several times: for the ledger, the record, the screen
 def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
-    """The ε at this δ after `rounds` such releases, an upper bound; inf if the accountant has no answer.
+    """Returns the ε at this δ after `rounds` such releases, an upper bound; inf if the accountant has no answer.
 
     accountant="pld" is the tight one: a closed form or the privacy loss distribution; for a δ below 1e-30 also Rényi
     and a closed form for a client that is seen whenever it is drawn, whichever says least.
@@ -77,7 +86,7 @@ def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant 
 
 
 def delta(release: Release, rounds: int, epsilon: float) -> float:
-    """The δ at this ε after `rounds` such releases, an upper bound."""
+    """Returns the δ at this ε after `rounds` such releases, an upper bound."""
     if rounds == 0:
         return 0.0
     release = _computable(release)
@@ -87,7 +96,7 @@ def delta(release: Release, rounds: int, epsilon: float) -> float:
 
 
 def tuned_epsilon(release: Release, rounds: int, delta: float, mean_runs: float, shape: float) -> float:
-    """The ε of publishing only the best of a random number of runs (Papernot and Steinke, arXiv 2110.03620).
+    """Returns the ε of publishing only the best of a random number of runs (Papernot and Steinke, arXiv 2110.03620).
 
     The number of runs is drawn from a truncated negative binomial of this mean and shape (1: geometric, 0: logarithmic,
     inf: Poisson), and nothing else of them is shown. Rényi accounting; inf where that has no answer.
@@ -106,7 +115,7 @@ def tuned_epsilon(release: Release, rounds: int, delta: float, mean_runs: float,
 
 
 def epsilon_of_all(releases: Mapping[Release, int], delta: float) -> float:
-    """The ε of several kinds of releases together, so many of each, an upper bound.
+    """Returns the ε of several kinds of releases together, so many of each, an upper bound.
 
     Gaussians that everyone takes part in are one Gaussian, mu² = Σ rounds mu²; several kinds that are left are composed
     on one grid. Where numbers would not do, it is the sum of what each costs at its share of δ.
@@ -121,7 +130,7 @@ def epsilon_of_all(releases: Mapping[Release, int], delta: float) -> float:
 
 
 def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
-    """log of Φ(mu/2 − ε/mu) − e^ε Φ(−mu/2 − ε/mu), the δ of a Gaussian of shift/std = mu > 0.
+    """Returns the log of Φ(mu/2 − ε/mu) − e^ε Φ(−mu/2 − ε/mu), the δ of a Gaussian of shift/std = mu > 0.
 
     >>> float(np.exp(gaussian_log_delta(1.0, 0.5)).round(6))
     0.00683
@@ -134,7 +143,7 @@ def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
 
 
 def _event(release: Release) -> Any:
-    """The release as dp-accounting knows it, for zero_out; None if it does not."""
+    """Returns the release as dp-accounting knows it, for zero_out; None if it does not."""
     import dp_accounting as dp
 
     if isinstance(release, Hidden):
@@ -144,27 +153,27 @@ def _event(release: Release) -> Any:
 
 
 def _unamplified(release: Release) -> Open:
-    """The same with the client in every round at the lowest noise: never more private."""
+    """Returns the same with the client in every round at the lowest noise: never more private."""
     if isinstance(release, Open):
         return Open((1.0,), (max(release.mus),), release.unsure)
     return Open((1.0,), (release.mu * (2 if release.mirrored else 1),))
 
 
 def _seen(release: Release) -> Open:
-    """The same at the lowest noise, and seen whenever the client is there: never more private."""
+    """Returns the same at the lowest noise, and seen whenever the client is there: never more private."""
     lowest = _unamplified(release)
     p = release.p if isinstance(release, Hidden) else min(1.0, math.fsum(release.weights))
     return Open((p,), lowest.mus, lowest.unsure)
 
 
 def _computable(release: Release) -> Release:
-    """The same, or where the noise is so small or so large that numbers would not do, an upper bound."""
+    """Returns the same; an upper bound if the noise is so small or so large that numbers would not do."""
     seen = _seen(release)
     return release if 1e-6 < seen.mus[0] < 1000 else seen
 
 
 def _closed_epsilon(release: Open, rounds: int, delta: float) -> float:
-    """One mu, hence a closed form for δ."""
+    """Returns the ε of a release with one mu, which has a closed form for δ."""
     left = delta - rounds * release.unsure
     if left <= 0:
         return math.inf
@@ -173,7 +182,10 @@ def _closed_epsilon(release: Open, rounds: int, delta: float) -> float:
 
 
 def _log_delta_open(release: Open, rounds: int, epsilon: float) -> float:
-    """One mu: the client takes part in n ~ Bin(rounds, weight) rounds, which together are one Gaussian of mu √n."""
+    """Returns log δ of a release with one mu.
+
+    The client takes part in n ~ Bin(rounds, weight) rounds, which together are one Gaussian of mu √n.
+    """
     (weight,), (mu,) = release.weights, release.mus
     if weight == 1:
         return float(gaussian_log_delta(epsilon, mu * math.sqrt(rounds)))
@@ -183,7 +195,10 @@ def _log_delta_open(release: Open, rounds: int, epsilon: float) -> float:
 
 @lru_cache(maxsize=64)
 def _participations(rounds: int, weight: float) -> tuple[np.ndarray, np.ndarray]:
-    """In how many rounds a client takes part, with log probabilities; what is left away weighs LOG_IGNORED at most."""
+    """Returns in how many rounds a client takes part, with log probabilities.
+
+    What is left away weighs LOG_IGNORED at most.
+    """
     tail = math.exp(LOG_IGNORED) / 2
     low, high = int(binom.ppf(tail, rounds, weight)), rounds - int(binom.ppf(tail, rounds, 1 - weight))
     n = np.arange(max(1, low), high + 1)
@@ -191,7 +206,7 @@ def _participations(rounds: int, weight: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """The least ε for which a condition holds, from above; it must hold for all larger ones."""
+    """Finds the least ε for which a condition holds, from above; it must hold for all larger ones."""
     if holds(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -206,7 +221,7 @@ def _least(holds: Callable[[float], bool]) -> float:
 
 
 def _with_one_gaussian(kinds: Mapping[Release, int]) -> dict[Release, int]:
-    """The same releases with all Gaussians that everyone takes part in as a single one."""
+    """Returns the same releases with all Gaussians that everyone takes part in as a single one."""
     gaussians = {release: rounds for release, rounds in kinds.items() if _is_gaussian(release)}
     others = {release: rounds for release, rounds in kinds.items() if release not in gaussians}
     if len(gaussians) < 2:
@@ -220,7 +235,7 @@ def _is_gaussian(release: Release) -> bool:
 
 
 def _composed_ways(kinds: Mapping[Release, int]) -> Iterator[list[tuple[RoundLoss, int]]]:
-    """All kinds on one grid, for a client that is added to all of them, or taken away.
+    """Yields all kinds on one grid, for a client that is added to all of them, and for one that is taken away.
 
     What a grid adds to the variance counts against the variance of all rounds together: its width follows their mean.
     """
@@ -238,7 +253,7 @@ def _own_losses(release: Release, rounds: int) -> tuple[RoundLoss, ...]:
 
 @lru_cache(maxsize=16)
 def _losses(release: Release, width: float) -> tuple[RoundLoss, ...]:
-    """One round's privacy loss on a grid of this width, for both directions where they differ."""
+    """Returns one round's privacy loss on a grid of this width, for both directions where they differ."""
     if isinstance(release, Open):
         laws = [gaussian(weight, mu) for weight, mu in zip(release.weights, release.mus, strict=True)]
         absent = max(0.0, 1 - math.fsum(release.weights) - release.unsure)
@@ -249,17 +264,17 @@ def _losses(release: Release, width: float) -> tuple[RoundLoss, ...]:
 
 @lru_cache(maxsize=16)
 def _extent(release: Release) -> tuple[float, float]:
-    """The standard deviation of one round's loss, and half of its range."""
+    """Returns the standard deviation of one round's loss, and half of its range."""
     if isinstance(release, Hidden):
         return _hidden_spread(release)
     return _open_spread(release), max(release.mus) * (REACH + max(release.mus) / 2)
 
 
 def _width(spread: float, reach: float, rounds: int) -> float:
-    """How finely to resolve the privacy loss: a twentieth of its standard deviation, 40,000 points at most.
+    """Returns the width of the grid: a twentieth of the loss's standard deviation, 40,000 points at most.
 
-    The connected dots add to the variance of each round's loss, always on the safe side and by a fraction of width²:
-    a twentieth costs about 0.03 % of ε. Beyond 10⁸ rounds all of them must fit into a window.
+    The connected dots add to the variance of each round's loss, always on the safe side and by a fraction of width²: a
+    twentieth costs about 0.03 % of ε. Beyond 10⁸ rounds all of them must fit into a window.
     """
     fits = 20 * spread * math.sqrt(rounds) / composition.LARGEST
     return min(max(spread / 20, reach / 20_000, fits, 1e-30), LARGEST_WIDTH)
@@ -272,7 +287,7 @@ def _open_spread(release: Open) -> float:
 
 
 def _hidden_spread(release: Hidden) -> tuple[float, float]:
-    """The standard deviation of the loss, and half of its range."""
+    """Returns the standard deviation of the loss, and half of its range."""
     p, mu = release.p, release.mu
     z = np.linspace(-REACH, REACH, 2801)
     density = np.exp(-(z**2) / 2)
@@ -284,7 +299,7 @@ def _hidden_spread(release: Hidden) -> tuple[float, float]:
 
 
 def _loss(release: Hidden, z: np.ndarray) -> np.ndarray:
-    """The privacy loss at z, in units of the noise, where the client shifts the sum by mu."""
+    """Returns the privacy loss at z, in units of the noise, where the client shifts the sum by mu."""
     p, mu = release.p, release.mu
     loss = np.logaddexp(math.log1p(-p), math.log(p) + mu * z - mu**2 / 2)
     if release.mirrored:
@@ -313,7 +328,7 @@ def _renyi_epsilon(release: Release, rounds: int, delta: float) -> float:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """dp-accounting logs each Rényi order that it leaves out; the bound holds without them."""
+    """Silences dp-accounting, which logs each Rényi order that it leaves out; the bound holds without them."""
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""σ for ε and ε for σ over trust models, adjacencies and accountants: what `fednormec privacy` answers."""
+"""Calculator behind `fednormec privacy`: σ for ε and ε for σ over trust models, adjacencies and accountants."""
 
 import math
 from collections.abc import Iterator
@@ -29,10 +29,23 @@ TUNING = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
 
 @dataclass(frozen=True)
 class Question:
-    """What to compute: the noise for epsilon, or the ε of noise_std. No trusts or adjacencies means all of them.
+    """Question to the calculator: the noise for epsilon, or the ε of noise_std.
 
-    p is Poisson sampling, fixed_size cohorts of that size, neither everyone in every round. calibration="paper" takes
-    σ from the paper's formula; total_norm=d divides it by √d, which is not private. runs also prices tuning.
+    Args:
+        clients: number of clients.
+        rounds: number of rounds.
+        delta: the δ at which every ε is stated.
+        p: probability of Poisson sampling. Neither p nor fixed_size: everyone takes part in every round.
+        fixed_size: size of the cohorts.
+        epsilon: target; the noise is computed.
+        noise_std: noise on every coordinate for radius 1; its ε is computed.
+        trusts: trust models to answer for; none means all.
+        adjacencies: adjacencies to answer for; none means all.
+        colluders: number of clients who tell the server their own noise; matters in secagg.
+        min_cohort: in secagg, a round with fewer senders is called off.
+        calibration: "exact", or "paper": σ from the paper's formula.
+        total_norm: number of dimensions d; divides σ by √d, which is not private.
+        runs: number of runs, to price tuning.
     """
 
     clients: int
@@ -76,7 +89,7 @@ class Question:
 
     @property
     def given_noise(self) -> float | None:
-        """The noise per coordinate, where it is not to be calibrated."""
+        """Noise per coordinate, where it is not to be calibrated."""
         std = self.noise_std
         if self.calibration == PAPER and self.epsilon is not None:
             std = paper_noise_std(self.epsilon, self.delta, self.participation.rate(self.clients), self.rounds)
@@ -87,7 +100,17 @@ class Question:
 
 
 class Row(NamedTuple):
-    """One guarantee. noise_std is per coordinate for radius 1: of the sum in central, of each message elsewhere."""
+    """Row of the answer: one guarantee.
+
+    Attributes:
+        trust: trust model.
+        adjacency: adjacency.
+        accountant: accountant that computed it.
+        noise_std: noise per coordinate for radius 1: of the sum in central, of each message elsewhere.
+        epsilon: ε of all rounds.
+        delta: its δ.
+        mechanism: mechanism with this noise.
+    """
 
     trust: Trust
     adjacency: Adjacency
@@ -98,13 +121,13 @@ class Row(NamedTuple):
     mechanism: Mechanism
 
     def facts(self, private: bool = True) -> dict[str, Any]:
-        """The row as data, with a label where it is not private."""
+        """Returns the row as data, with a label where it is not private."""
         label = {} if private else {"label": NOT_PRIVATE}
         return {key: value for key, value in self._asdict().items() if key != "mechanism"} | label
 
 
 def rows(question: Question) -> Iterator[Row]:
-    """For each trust model and adjacency, by each accountant that can tell."""
+    """Yields a guarantee for each trust model and adjacency, by each accountant that can tell."""
     q, std = question, question.given_noise
     for trust in q.trusts or TRUSTS:
         one_of("trust", trust, TRUSTS)
@@ -128,7 +151,7 @@ def rows(question: Question) -> Iterator[Row]:
 
 
 def text(question: Question, answers: list[Row]) -> str:
-    """The rows for a person, with the paper's formula beside a target and the price of tuning."""
+    """Writes the rows for a person, with the paper's formula beside a target and the price of tuning."""
     q = question
     title = f"{q.clients} clients, {q.participation.name}, {q.rounds} rounds, δ = {q.delta:g}, for each client"
     lines = [

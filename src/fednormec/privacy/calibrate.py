@@ -9,7 +9,7 @@ PRECISION = 1e-4
 
 
 def least_noise(epsilon: Callable[[float], float], target: float) -> float:
-    """The least noise whose ε is at most the target, within 0.01 % and never below: the value returned was tried.
+    """Finds the least noise whose ε is at most the target, within 0.01 % and never below: the value returned was tried.
 
     ε is close to a power of the noise, so the next value is guessed from that and tried on both sides.
 
@@ -39,14 +39,14 @@ def least_noise(epsilon: Callable[[float], float], target: float) -> float:
 
 
 def _between(low: float, high: float, below: float, above: float, target: float) -> float:
-    """Where a power law through both ends takes the target value; the middle where there is none."""
+    """Returns where a power law through both ends takes the target value; the middle where there is none."""
     if not (math.isfinite(below) and 0 < above < below):
         return (low + high) / 2
     return float(low * (high / low) ** (math.log(below / target) / math.log(below / above)))
 
 
 def most_rounds(keeps: Callable[[int], bool], planned: int) -> int:
-    """The largest number of rounds up to `planned` that keeps to a target; 0 if not even one does.
+    """Finds the largest number of rounds up to `planned` that keeps to a target; 0 if not even one does.
 
     >>> most_rounds(lambda k: k <= 17, 300)
     17
@@ -61,7 +61,7 @@ def most_rounds(keeps: Callable[[int], bool], planned: int) -> int:
 
 
 def paper_noise_std(epsilon: float, delta: float, p: float, rounds: int, c: float = 1.0) -> float:
-    """σ = c p √(rounds log(1/δ)) / ε, the calibration of the paper. Its true ε is another.
+    """Returns σ = c p √(rounds log(1/δ)) / ε, the calibration of the paper. Its true ε is another.
 
     >>> round(paper_noise_std(8, 1e-5, 0.25, 300), 3)
     1.837

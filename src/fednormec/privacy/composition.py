@@ -1,4 +1,5 @@
-"""What any number of rounds come to: the δ of a composed privacy loss, with errors relative to that δ.
+"""Composition of rounds: the δ of a composed privacy loss, with errors relative to that δ.
+
 Rounds of several kinds come together if their grids have one width.
 
 Composing k rounds is raising a Fourier transform to the k-th power, whose rounding errors are relative to the largest
@@ -35,7 +36,7 @@ Parts = Sequence[tuple[RoundLoss, int]]
 
 
 def epsilon(parts: Parts, delta: float) -> float:
-    """The least ε at which so many rounds of each loss have at most this δ; inf if there is none."""
+    """Returns the least ε at which so many rounds of each loss have at most this δ; inf if there is none."""
     width, certain = parts[0][0].width, _infinite(parts)
     if certain >= delta:
         return math.inf
@@ -61,7 +62,7 @@ def epsilon(parts: Parts, delta: float) -> float:
 
 
 def delta(parts: Parts, epsilon: float) -> float:
-    """The δ of so many rounds of each loss at this ε."""
+    """Returns the δ of so many rounds of each loss at this ε."""
     width = parts[0][0].width
     bounds = _log_bounds(parts) - TILTS[FIRST:] / width * epsilon
     known = min(1.0, math.exp(min(0.0, bounds.min())) + _infinite(parts))
@@ -85,14 +86,14 @@ def _log_moments(parts: Parts) -> np.ndarray:
 
 
 def _slack(parts: Parts, tilts: np.ndarray) -> np.ndarray:
-    """A bound on the relative error of M^k and of what is tilted by it, from that of each probability and exponent."""
+    """Bounds the relative error of M^k and of what is tilted by it, from that of each probability and exponent."""
     rounds = sum(k for _, k in parts)
     reach = sum(k * max(-loss.lowest, loss.lowest + len(loss.probabilities)) for loss, k in parts)
     return rounds * RELATIVE_ERROR + 8 * EPS * reach * tilts
 
 
 def _log_bounds(parts: Parts) -> np.ndarray:
-    """Chernoff's bound at each positive tilt: log δ(ε) is at most this minus order times ε.
+    """Returns Chernoff's bound at each positive tilt: log δ(ε) is at most this minus order times ε.
 
     It is M(s)^k times the largest value of e^{−sx} (1 − e^{−x}), which is s^s/(1+s)^{1+s}.
     """
@@ -103,13 +104,13 @@ def _log_bounds(parts: Parts) -> np.ndarray:
 
 
 def _centred(parts: Parts, epsilon: float) -> int:
-    """The positive tilt at which the mean of the composed loss is next below ε."""
+    """Returns the positive tilt at which the mean of the composed loss is next below ε."""
     means = np.diff(_log_moments(parts)[FIRST:]) / np.diff(TILTS[FIRST:]) * parts[0][0].width
     return FIRST + max(0, int(np.searchsorted(means, epsilon)) - 1)
 
 
 def _window(parts: Parts, tilt: int) -> tuple[int, int]:
-    """Places that hold all but TAIL of the tilted composed loss on either side (Chernoff's bound)."""
+    """Returns the places that hold all but TAIL of the tilted composed loss on either side (Chernoff's bound)."""
     moments = _log_moments(parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         bounds = (moments - moments[tilt] - math.log(TAIL)) / (TILTS - TILTS[tilt])
@@ -121,7 +122,7 @@ def _window(parts: Parts, tilt: int) -> tuple[int, int]:
 
 
 def _compose(parts: Parts, tilt: int) -> tuple[int, np.ndarray] | None:
-    """The lowest place and the δs at ε = (lowest + i) * width, upper bounds; None if they are too many."""
+    """Returns the lowest place and the δs at ε = (lowest + i) * width, upper bounds; None if they are too many."""
     low, high = _window(parts, tilt)
     if high - low >= LARGEST:
         return None
@@ -138,7 +139,7 @@ def _compose(parts: Parts, tilt: int) -> tuple[int, np.ndarray] | None:
 
 
 def _above(parts: Parts, high: int, window: float) -> float:
-    """A bound on what losses above the window add to δ(ε), for every ε in the window.
+    """Bounds what losses above the window add to δ(ε), for every ε in the window.
 
     With x > 0 the distance of a loss from the top, 1 − e^{ε−l} is below 1 and below window + x, and x e^{−sx} ≤ 1/(es).
     """
@@ -151,7 +152,7 @@ def _above(parts: Parts, high: int, window: float) -> float:
 
 
 def _tilted_masses(parts: Parts, tilt: int, low: int, high: int) -> np.ndarray:
-    """The probabilities of the tilted composed loss from place low to high, upper bounds.
+    """Returns the probabilities of the tilted composed loss from place low to high, upper bounds.
 
     One value of a transform of probabilities is off by at most `error`: a few roundings in each of its log₂(size)
     stages, of terms that add up to 1. So its power is off by k·error·|value|^{k−1}, and powers and the transform back
@@ -171,7 +172,7 @@ def _tilted_masses(parts: Parts, tilt: int, low: int, high: int) -> np.ndarray:
 
 
 def _wrapped(loss: RoundLoss, tilt: int, size: int) -> np.ndarray:
-    """The tilted probabilities of one round, around a circle of this size."""
+    """Returns the tilted probabilities of one round, around a circle of this size."""
     places = loss.lowest + np.arange(len(loss.probabilities))
     tilted = loss.probabilities * np.exp(np.minimum(TILTS[tilt] * places - loss.log_moments[tilt], 700))
     return np.bincount(np.arange(len(tilted)) % size, tilted, minlength=size)

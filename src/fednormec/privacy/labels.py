@@ -4,7 +4,7 @@ import math
 
 
 def up(value: float, digits: int = 3) -> str:
-    """A bound in so many significant digits, rounded up: what is printed still holds.
+    """Writes a bound in so many significant digits, rounded up: what is printed still holds.
 
     >>> up(7.9912), up(0.012341), up(4325699.0), up(8.0)
     ('8.00', '0.0124', '4.33e+06', '8.00')

@@ -1,4 +1,4 @@
-"""The ledger: one durable line per release, on disk before the release it pays for. It never says too little."""
+"""Ledger: one durable line per release, on disk before the release it pays for. It never says too little."""
 
 import json
 import math
@@ -13,11 +13,15 @@ from fednormec.privacy.mechanism import Plan, require_delta
 
 
 class Ledger:
-    """An append-only file: the first line says what one release is and by which settings (`config`, a digest of them),
-    each further line is one of them.
+    """Ledger of a run, an append-only file: the first line says what one release is, each further line is one of them.
 
-    A ledger that is there already is gone on with. Rounds that it holds are computed again after a crash: with seeded
-    noise that is the same release, whose line stays the only one; with secure noise it is a new one, with a new line.
+    A ledger that is there already is resumed. Rounds that it holds are computed again after a crash: with seeded noise
+    that is the same release, whose line stays the only one; with secure noise it is a new one, with a new line.
+
+    Args:
+        path: the file.
+        plan: what the run keeps to.
+        config: digest of the settings, for the first line; None: it does not say.
     """
 
     def __init__(self, path: Path, plan: Plan, config: str | None = None) -> None:
@@ -54,7 +58,10 @@ class Ledger:
         return to_json({"round": number, "epsilon": spent, "delta": self._plan.delta, **self._plan.label})
 
     def _take_up(self) -> list[str]:
-        """The lines that are there. One that was cut off was never released, and is completed: a ledger only grows."""
+        """Returns the lines that are there.
+
+        One that was cut off was never released, and is completed: a ledger only grows.
+        """
         *whole, cut = self._file.read()
         lines = [line.decode(errors="replace") for line in whole]
         if lines and lines[0] != self._head():
@@ -77,7 +84,14 @@ class Ledger:
 
 
 class Spent(NamedTuple):
-    """What a ledger says was released. `config` is the digest of the settings; None where it does not say."""
+    """Releases that a ledger holds.
+
+    Attributes:
+        release: what each of them was.
+        rounds: number of releases.
+        rounds_before: number of releases of other runs that are counted with them.
+        config: digest of the settings; None if the ledger does not say.
+    """
 
     release: Release
     rounds: int
@@ -85,19 +99,28 @@ class Spent(NamedTuple):
     config: str | None = None
 
     def epsilon(self, delta: float) -> float:
-        """The ε of it at any δ, computed anew from the ledger alone."""
+        """Computes the ε of it at any δ, anew from the ledger alone."""
         return accounting.epsilon(self.release, self.rounds_before + self.rounds, require_delta(delta))
 
 
 def spent_in(folder: Path) -> Spent | None:
-    """What the ledger of a run folder says; None without one, or where its first line is not whole: that is on the disk
-    before anything is released."""
+    """Reads the ledger of a run folder; None if there is none, or its first line is not whole.
+
+    The first line is on the disk before anything is released.
+    """
     path = folder / "ledger.jsonl"
     return read_ledger(path) if path.exists() and b"\n" in path.read_bytes() else None
 
 
 def read_ledger(path: Path | str) -> Spent:
-    """Reads a ledger; a last line that was cut off counts as a release."""
+    """Reads a ledger; a last line that was cut off counts as a release.
+
+    Args:
+        path: the ledger file, ledger.jsonl in a run folder.
+
+    Raises:
+        UserError: if it is not a ledger that can be read.
+    """
     try:
         head, *lines = Path(path).read_text(encoding="utf-8").splitlines()
         content = json.loads(head)
@@ -112,7 +135,7 @@ def read_ledger(path: Path | str) -> Spent:
 
 
 def _release(facts: Any) -> Release:
-    """What one release was, if it can have been one."""
+    """Returns what one release was; raises ValueError if it cannot have been one."""
     if facts["kind"] == "hidden":
         p, mu, mirrored = facts["p"], facts["mu"], facts["mirrored"]
         if not (0 < p < 1 and 0 < mu < math.inf and isinstance(mirrored, bool)):

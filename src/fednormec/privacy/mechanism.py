@@ -1,4 +1,4 @@
-"""What is asked of privacy (`Privacy`) and the one object that sampler, noise and accountant read (`Mechanism`)."""
+"""Mechanism: what is asked of privacy (`Privacy`), and the one object that sampler, noise and accountant read."""
 
 import math
 from dataclasses import dataclass, replace
@@ -27,25 +27,28 @@ LEAST_DELTA = 1e-300  # below it probabilities are no longer numbers
 
 @dataclass(frozen=True)
 class Privacy:
-    """[privacy]: what a run must keep to. The unit is the client, its whole data set.
+    """Privacy that a run must keep to, [privacy] in a config. The unit is the client, its whole data set.
 
-    epsilon: the budget. Alone, the noise is calibrated so that the planned rounds just fit; together with noise_std,
-        the run stops before the round that would exceed it.
-    delta: the δ at which every ε is stated.
-    noise_std: noise on every coordinate, relative to the bound's radius: of the sum (central) or of each message.
-    trust: "central" (an aggregator is trusted with the cohort and the exact sum, and adds the noise), "secagg" (the
-        server sees who takes part, and the sum of messages that carry noise already) or "local" (it sees each message).
-    adjacency: "zero_out" (a client's messages become 0) or "replace_one" (they become any others).
-    colluders: clients who tell the server their own noise; matters in secagg.
-    min_cohort: in secagg, a round with fewer senders is called off.
-    tuning_runs: how many runs on the same clients the ε must cover, this one included.
-    calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
-    noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT PRIVATE.
-    randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
-    stream: seeded runs with the same seed and different streams draw cohorts and noise of their own; with one stream
-        they share them, and what one publishes undoes the noise of the other.
-    settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from computed
-        constants: changes nothing but the statement, which says that ε does not cover it.
+    Args:
+        epsilon: the budget. Alone, the noise is calibrated so that the planned rounds just fit; together with
+            noise_std, the run stops before the round that would exceed it.
+        delta: the δ at which every ε is stated.
+        noise_std: noise on every coordinate, relative to the bound's radius: of the sum (central) or of each message.
+        trust: "central" (an aggregator is trusted with the cohort and the exact sum, and adds the noise), "secagg" (the
+            server sees who takes part, and the sum of messages that carry noise already) or "local" (it sees each
+            message).
+        adjacency: "zero_out" (a client's messages become 0) or "replace_one" (they become any others).
+        colluders: number of clients who tell the server their own noise; matters in secagg.
+        min_cohort: in secagg, a round with fewer senders is called off.
+        tuning_runs: number of runs on the same clients that the ε must cover, this one included.
+        calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
+        noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT
+            PRIVATE.
+        randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
+        stream: seeded runs with the same seed and different streams draw cohorts and noise of their own; with one
+            stream they share them, and what one publishes undoes the noise of the other.
+        settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
+            computed constants: changes nothing but the statement, which says that ε does not cover it.
     """
 
     epsilon: float | None = None
@@ -84,11 +87,25 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One round's release: who is drawn, what noise is added, what that proves. Frozen, and everyone reads this.
+    """Mechanism of one round's release: who is drawn, what noise is added, what that proves.
 
-    noise_std is relative to the radius, of the sum in central and per message in secagg and local. `rounding` is how
-    much the sum of messages can differ by more than the radius because it is a sum of floating-point numbers; the noise
-    grows by as much, so that what is proved holds for the numbers that were really added.
+    It is frozen; sampler, noise and accountant all read it.
+
+    Args:
+        num_clients: number of clients M.
+        participation: rule that draws the cohorts.
+        noise_std: noise on every coordinate, relative to the radius: of the sum in central, of each message in secagg
+            and local.
+        radius: largest norm of a message.
+        trust: "central", "secagg" or "local", as in `Privacy`.
+        adjacency: "zero_out" or "replace_one", as in `Privacy`.
+        colluders: number of clients who tell the server their own noise; matters in secagg.
+        min_cohort: in secagg, a round with fewer senders is called off.
+        secure: whether cohorts and noise are drawn from the operating system; otherwise from a seed.
+        rounding: how much the sum of messages can differ by more than the radius, relative to it, because it is a sum
+            of floating-point numbers; the noise grows by as much, so that what is proved holds for the numbers that
+            were really added.
+        stream: seeded runs with the same seed and different streams draw cohorts and noise of their own.
     """
 
     num_clients: int
@@ -129,7 +146,7 @@ class Mechanism:
 
     @property
     def p(self) -> float:
-        """The probability of being drawn that the accountant counts on: 1 unless the sampling is Poisson.
+        """Probability of being drawn that the accountant counts on: 1 unless the sampling is Poisson.
 
         Next to 0 and 1 it is rounded up, which never says too little.
         """
@@ -137,14 +154,26 @@ class Mechanism:
         return 1.0 if p > 1 - 1e-6 else max(p, 1e-6)
 
     def cohort(self, seed: int, round: int) -> Cohort:
-        """Who computes and who sends in a round."""
+        """Draws who computes and who sends in a round.
+
+        Args:
+            seed: seed of the run; a secure mechanism takes none.
+            round: number of the round.
+        """
         return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), self.min_cohort)
 
     def noise(self, dim: int, senders: int, seed: int, round: int, client: int | None = None) -> np.ndarray:
-        """The noise in a round's sum, float64 (dim,): one draw in central, also when nobody was drawn.
+        """Draws the noise in a round's sum, float64 (dim,): one draw in central, also when nobody was drawn.
 
         In secagg and local every sender adds its own; only their sum is used here, so one draw of √senders times the
-        std is made in place of many: the same law. A client that adds its own says which it is.
+        std is made in place of many: the same law.
+
+        Args:
+            dim: number of coordinates.
+            senders: number of clients that send; does not matter in central.
+            seed: seed of the run; a secure mechanism takes none.
+            round: number of the round.
+            client: number of a client that adds its own noise; None: the noise of all.
         """
         scale = self.noise_std * self.radius * (1 + self.rounding)
         if self.trust != "central":
@@ -155,7 +184,7 @@ class Mechanism:
         return draw
 
     def release(self) -> Release:
-        """One round as the accountant sees it."""
+        """Returns one round as the accountant sees it."""
         shift, p, std = (2.0 if self.adjacency == "replace_one" else 1.0), self.p, self.noise_std
         if self.trust == "central":
             return Open((1.0,), (shift / std,)) if p == 1 else Hidden(p, 1 / std, self.adjacency == "replace_one")
@@ -165,22 +194,47 @@ class Mechanism:
         return Open(tuple(weights.tolist()), tuple((shift / (std * np.sqrt(honest))).tolist()), unsure)
 
     def epsilon(self, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
-        """The ε at this δ after so many rounds."""
+        """Returns the ε at this δ after so many rounds.
+
+        Args:
+            rounds: number of rounds, those of other runs included.
+            delta: δ, strictly between 0 and 1.
+            accountant: "pld" (privacy loss distribution, tight) or "rdp" (Rényi).
+        """
         require_delta(delta)
         if rounds > MOST:
             raise UserError(f"accounting goes up to {MOST:,} rounds, those of other runs included, not {rounds:,}.")
         return accounting.epsilon(self.release(), rounds, delta, accountant)
 
     def would_exceed(self, rounds: int, epsilon: float, delta: float) -> bool:
-        """Whether so many rounds cost more than (ε, δ)."""
+        """Returns whether so many rounds cost more than (ε, δ).
+
+        Args:
+            rounds: number of rounds.
+            epsilon: ε.
+            delta: δ, strictly between 0 and 1.
+        """
         return self.epsilon(rounds, delta) > epsilon
 
     def affordable(self, rounds: int, epsilon: float, delta: float) -> int:
-        """How many rounds, of `rounds` planned, fit into (ε, δ)."""
+        """Returns the number of rounds that fit into (ε, δ).
+
+        Args:
+            rounds: number of rounds planned, the most that is returned.
+            epsilon: ε.
+            delta: δ, strictly between 0 and 1.
+        """
         return most_rounds(lambda k: not self.would_exceed(k, epsilon, delta), rounds)
 
     def calibrate(self, epsilon: float, delta: float, rounds: int, accountant: Accountant = "pld") -> "Mechanism":
-        """The same with the least noise for which so many rounds keep to (ε, δ); it never under-protects."""
+        """Returns the same with the least noise for which so many rounds keep to (ε, δ); it never under-protects.
+
+        Args:
+            epsilon: ε.
+            delta: δ, strictly between 0 and 1.
+            rounds: number of rounds.
+            accountant: "pld" (privacy loss distribution, tight) or "rdp" (Rényi).
+        """
         positive("epsilon", epsilon)
         require_delta(delta)
         at_least_one("rounds", rounds)
@@ -194,8 +248,11 @@ class Mechanism:
         return SecureSource() if self.secure else generator(seed, purpose, *address, stream=self.stream)
 
     def _honest_senders(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Secagg: how many noises hide a given client's message, its own included; with which probabilities; and that
-        of the cases left away. Colluders subtract theirs, and show up whenever that helps a round past min_cohort."""
+        """Returns, for secagg, how many noises hide a given client's message, and with which probabilities.
+
+        Its own noise is included. Also returns the probability of the cases left away. Colluders subtract their noises,
+        and show up whenever that helps a round past min_cohort.
+        """
         m, t, p = self.num_clients, self.colluders, self.p
         if self.participation.select is not None:
             at_least = max(self.participation.least(m), self.min_cohort)
@@ -207,9 +264,18 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Plan:
-    """A mechanism with what was asked of it: the ε to stay under (None: no limit), its δ, and the runs before it.
+    """Plan of a run: a mechanism with what was asked of it.
 
-    rounds is how many the budget allows, of those planned. nominal is the ε that the paper's formula was given.
+    Attributes:
+        mechanism: one round's release.
+        rounds: number of rounds that the budget allows, of those planned.
+        planned: number of rounds that were asked for.
+        delta: the δ at which every ε is stated.
+        budget: the ε to stay under; None: no limit.
+        rounds_before: number of rounds of the runs before it, which count too.
+        nominal: the ε that the paper's formula was given; None: another calibration.
+        total_norm: whether the noise is by total norm, which is not private.
+        settings_from_data: whether other settings were chosen by a look at the clients' data.
     """
 
     mechanism: Mechanism
@@ -224,16 +290,20 @@ class Plan:
 
     @property
     def label(self) -> dict[str, str]:
-        """What stands beside every ε of a run that protects nobody."""
+        """Label that stands beside every ε of a run that protects nobody."""
         return {"label": NOT_PRIVATE} if self.total_norm else {}
 
     def spent(self, rounds: int) -> float:
-        """The ε after so many rounds of this run (and the runs before it): at each of the first 1,000, then at steps of
-        0.1 %, rounded up to the next, which never says too little."""
+        """Returns the ε after so many rounds of this run (and the runs before it).
+
+        It is computed at each of the first 1,000 rounds, then at steps of 0.1 %, rounded up to the next, which never
+        says too little.
+        """
         step = max(1, rounds // 1000)
         return self.epsilon(min(-(-rounds // step) * step, max(self.rounds, rounds)))
 
     def epsilon(self, rounds: int) -> float:
+        """Returns the ε after so many rounds of this run (and the runs before it), exactly at this number."""
         return self.mechanism.epsilon(self.rounds_before + rounds, self.delta)
 
 
@@ -241,7 +311,17 @@ def plan(
     asked: Privacy, num_clients: int, participation: Participation, radius: float, dim: int, rounds: int,
     rounding: float = 0.0,
 ) -> Plan:  # fmt: skip
-    """What a run will do to keep to what was asked; says so if it cannot be kept."""
+    """Plans what a run will do to keep to what was asked; raises UserError if it cannot be kept.
+
+    Args:
+        asked: what the run must keep to.
+        num_clients: number of clients.
+        participation: rule that draws the cohorts.
+        radius: largest norm of a message.
+        dim: number of coordinates of a message.
+        rounds: number of rounds planned.
+        rounding: as in `Mechanism`.
+    """
     mechanism = Mechanism(
         num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
         asked.adjacency, asked.colluders, asked.min_cohort, asked.randomness == "secure", rounding,
@@ -274,7 +354,7 @@ def plan(
 
 
 def require_noise(std: float, by: str, instead: str) -> float:
-    """The noise that something asked for comes to, if accounting can tell its ε."""
+    """Returns the noise that something asked for comes to; raises UserError if accounting cannot tell its ε."""
     if not LEAST_NOISE <= std <= MOST_NOISE:
         raise UserError(f"{by} gives noise of std {std:g}, and accounting goes from {LEAST_NOISE:g} to {MOST_NOISE:g}: "
                         f"ask for {instead}.")  # fmt: skip
@@ -282,6 +362,7 @@ def require_noise(std: float, by: str, instead: str) -> float:
 
 
 def require_delta(delta: float) -> float:
+    """Returns δ; raises UserError if it is not strictly between 0 and 1, or too small to be accounted for."""
     if not 0 < delta < 1:
         raise UserError(f"delta must lie strictly between 0 and 1, not {delta}.")
     if delta < LEAST_DELTA:
@@ -290,14 +371,18 @@ def require_delta(delta: float) -> float:
 
 
 def require_stream(stream: int) -> int:
+    """Returns the stream; raises UserError if it is not a whole number from 0 on."""
     if type(stream) is not int or stream < 0:
         raise UserError(f"stream must be a whole number from 0 on, not {stream!r}.")
     return stream
 
 
 def _binomial(n: int, p: float, least: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Bin(n, p) from `least` on, on at most 200 values: what lies between two of them counts at the smaller one. Also
-    the mass of the lower tail that was left away, at most 1e-45: times 10⁹ rounds far below any δ that matters."""
+    """Returns Bin(n, p) from `least` on, on at most 200 values.
+
+    What lies between two of them counts at the smaller one. Also returns the mass of the lower tail that was left away,
+    at most 1e-45: times 10⁹ rounds far below any δ that matters.
+    """
     low, high = max(least, int(binom.ppf(1e-45, n, p))), n - int(binom.ppf(1e-45, n, 1 - p))
     kept = np.arange(low, max(low, high) + 1, max(1, -(-(high - low + 1) // 200)))
     mass = np.add.reduceat(binom.pmf(np.arange(low, max(low, high) + 1), n, p), kept - low)

@@ -1,4 +1,4 @@
-"""A picture of ε against rounds."""
+"""Picture of ε against rounds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ LINES = {"zero_out": "-", "replace_one": "--"}
 
 
 def epsilon_against_rounds(rows: Sequence[Row], rounds: int, path: Path, private: bool = True) -> None:
-    """ε after each number of rounds up to the planned one, a curve per row."""
+    """Draws ε after each number of rounds up to the planned one, a curve per row."""
     figure = new_figure(path, (7, 4.5))
     axes = figure.add_subplot()
     at = np.unique(np.linspace(1, rounds, min(rounds, 60)).astype(int))

@@ -1,4 +1,4 @@
-"""The privacy loss of one round on a grid, every probability with an error relative to itself.
+"""Privacy loss of one round on a grid, every probability with an error relative to itself.
 
 A round is a few `Law`s: z is drawn with some density, and the loss is a monotone function of z. The dots of its δ(ε)
 curve are connected (Doroshenko et al., arXiv 2207.04380), which over-states every δ: a loss between two places of the
@@ -29,8 +29,16 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 class Law(NamedTuple):
-    """z has this density between low and high; `loss` is monotone, `place` is its inverse, and `bends` are the z around
-    which it turns within short distances."""
+    """Law of a round's loss as a function of z.
+
+    Attributes:
+        density: density of z between low and high.
+        loss: loss at z, monotone.
+        place: inverse of `loss`.
+        low: least z.
+        high: largest z.
+        bends: the z around which the loss turns within short distances.
+    """
 
     density: Function
     loss: Function
@@ -41,8 +49,15 @@ class Law(NamedTuple):
 
 
 class RoundLoss(NamedTuple):
-    """One round: the probabilities of the losses (lowest + i) * width, that of an infinite loss, and the logarithms of
-    the loss's moment generating function at TILTS/width."""
+    """Loss of one round on a grid.
+
+    Attributes:
+        width: distance of two places.
+        lowest: number of the first place.
+        probabilities: probability of each loss (lowest + i) * width.
+        infinite: probability of an infinite loss.
+        log_moments: logarithms of the loss's moment generating function at TILTS/width.
+    """
 
     width: float
     lowest: int
@@ -52,7 +67,10 @@ class RoundLoss(NamedTuple):
 
 
 def gaussian(weight: float, mu: float) -> Law:
-    """A Gaussian seen with this probability, of shift/std = mu; z is what it shows, from the middle of its law."""
+    """Returns the law of a Gaussian of shift/std = mu that is seen with this probability.
+
+    z is what it shows, from the middle of its law.
+    """
     return Law(
         lambda z: weight * _phi(z), lambda z: mu * z + mu**2 / 2, lambda loss: loss / mu - mu / 2, -REACH, REACH,
         np.empty(0),
@@ -60,7 +78,7 @@ def gaussian(weight: float, mu: float) -> Law:
 
 
 def subsampled(p: float, mu: float) -> tuple[Law, Law]:
-    """(1−p) N(0) + p N(mu) against N(0), and the other way round."""
+    """Returns the law of (1−p) N(0) + p N(mu) against N(0), and the other way round."""
     present = Law(
         _mixed(p, mu), lambda z: _ratio(p, mu, z), lambda loss: _shown(p, mu, loss), -REACH, mu + REACH, _bends(p, mu)
     )
@@ -71,10 +89,10 @@ def subsampled(p: float, mu: float) -> tuple[Law, Law]:
 
 
 def mirrored(p: float, mu: float) -> Law:
-    """(1−p) N(0) + p N(mu) against (1−p) N(0) + p N(−mu)."""
+    """Returns the law of (1−p) N(0) + p N(mu) against (1−p) N(0) + p N(−mu)."""
 
     def place(loss: np.ndarray) -> np.ndarray:
-        """loss/2 + asinh((1−p)/p e^{mu²/2} sinh(loss/2)), over mu."""
+        """Returns loss/2 + asinh((1−p)/p e^{mu²/2} sinh(loss/2)), over mu."""
         half = np.abs(loss) / 2
         with np.errstate(divide="ignore"):
             log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
@@ -90,7 +108,7 @@ def mirrored(p: float, mu: float) -> Law:
 
 
 def on_grid(width: float, laws: Sequence[Law], without: float = 0.0, infinite: float = 0.0) -> RoundLoss:
-    """The laws together on a grid, with the probability of a round without the client and of an infinite loss."""
+    """Puts laws together on a grid, with the probability of a round without the client and of an infinite loss."""
     parts = [_connected(width, law) for law in laws]
     lowest = min(0, *(low for low, _ in parts))
     size = max(low + len(masses) for low, masses in parts) - lowest
@@ -103,7 +121,7 @@ def on_grid(width: float, laws: Sequence[Law], without: float = 0.0, infinite: f
 
 
 def _connected(width: float, law: Law) -> tuple[int, np.ndarray]:
-    """The lowest place, and the probabilities from there on."""
+    """Returns the lowest place, and the probabilities from there on."""
     edges = _edges(width, law)
     lengths = np.diff(edges)[:, None]
     z = (edges[:-1] + edges[1:])[:, None] / 2 + lengths * NODES
@@ -120,7 +138,10 @@ def _connected(width: float, law: Law) -> tuple[int, np.ndarray]:
 
 
 def _edges(width: float, law: Law) -> np.ndarray:
-    """Where the pieces of z end: at every place of the grid, between them where it is wide, and at short steps."""
+    """Returns where the pieces of z end.
+
+    At every place of the grid, between them where it is wide, and at short steps.
+    """
     first, last = np.sort(law.loss(np.array([law.low, law.high])))
     fine = math.ceil(width / 2)
     grid = np.arange(math.ceil(first / width * fine), math.floor(last / width * fine) + 1) * (width / fine)
@@ -149,19 +170,19 @@ def _mixed(p: float, mu: float) -> Function:
 
 
 def _ratio(p: float, mu: float, z: np.ndarray) -> np.ndarray:
-    """log of the density of (1−p) N(0) + p N(mu) over that of N(0)."""
+    """Returns the log of the density of (1−p) N(0) + p N(mu) over that of N(0)."""
     shift = mu * (z - mu / 2)
     near = np.log1p(p * np.expm1(np.minimum(shift, OVERFLOW)))
     return np.where(shift < OVERFLOW, near, shift + math.log(p))
 
 
 def _shown(p: float, mu: float, ratio: np.ndarray) -> np.ndarray:
-    """The z at which `_ratio` takes a value."""
+    """Returns the z at which `_ratio` takes a value."""
     with np.errstate(divide="ignore", over="ignore"):
         near = np.log1p(np.maximum(np.expm1(np.minimum(ratio, 40)) / p, -1.0))
     return np.where(ratio < 40, near, ratio - math.log(p)) / mu + mu / 2  # beyond it 1 − p is nothing next to e^ratio
 
 
 def _bends(p: float, mu: float) -> np.ndarray:
-    """Around the z at which the client is as likely to be there as not."""
+    """Returns places around the z at which the client is as likely to be there as not."""
     return mu / 2 + (math.log1p(-p) - math.log(p) + np.linspace(-40, 40, 161)) / mu

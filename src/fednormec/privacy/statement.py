@@ -1,4 +1,7 @@
-"""What a run may claim, in plain words and as data: exactly as strong as what was proved, and what it leaves open."""
+"""Statement of what a run may claim, in plain words and as data.
+
+It is exactly as strong as what was proved, and says what that leaves open.
+"""
 
 import math
 import textwrap
@@ -30,7 +33,14 @@ SAMPLING = {
 
 @dataclass(frozen=True)
 class Statement:
-    """(ε, δ) of what ran, the whole text, and all the facts it rests on."""
+    """Statement about a run.
+
+    Attributes:
+        epsilon: ε of what ran.
+        delta: its δ.
+        text: the whole text.
+        facts: all the facts it rests on.
+    """
 
     epsilon: float
     delta: float
@@ -39,19 +49,19 @@ class Statement:
 
     @property
     def headline(self) -> str:
-        """The first line: the claim itself."""
+        """First line: the claim itself."""
         return self.text.partition("\n")[0]
 
 
 def state(
     plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = (), ended: str | None = None
 ) -> Statement:
-    """The statement after `rounds` releases.
+    """States what may be claimed after `rounds` releases.
 
     Args:
         plan: what the run kept to.
-        rounds: how many releases there were.
-        again: how many of them were of rounds that were interrupted and then drawn again.
+        rounds: number of releases.
+        again: number of them that were of rounds that were interrupted and then drawn again.
         besides: entries that follow from where it ran.
         ended: why it ended before its rounds, where something that was released decided that. Such a run is part of the
             whole one, and ε is that of all its rounds: the ε of those that ran would need a number fixed beforehand.

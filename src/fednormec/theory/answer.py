@@ -1,4 +1,4 @@
-"""What `fednormec theory` answers: a plan for a config, its guarantee term by term, and that of its own settings."""
+"""Answer of `fednormec theory`: a plan for a config, its guarantee term by term, and that of its own settings."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -30,7 +30,7 @@ NOT_PRIVATE = "computed from the clients' data: not private, and no ε covers wh
 
 
 class Answer(NamedTuple):
-    """The plan with its guarantee; the config's own guarantee, or why no theorem covers it."""
+    """Answer to a question: the plan with its guarantee; the config's own guarantee, or why no theorem covers it."""
 
     question: Question
     planned: Promise
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The plan by name."""
+        """Plan by name."""
         s = self.planned.settings
         return {name: getattr(s, name) for name in PLANNED} | {"server_normalization": True, "initial_memory": s.memory}
 
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
         return as_printed(self.planned)
 
     def facts(self) -> dict[str, Any]:
-        """Every number by name."""
+        """Returns every number by name."""
         q = self.question
         own = {"covered": self.own is not None, "why_not": self.why_not}
         return {
@@ -66,12 +66,12 @@ class Answer(NamedTuple):
         }
 
     def text(self) -> str:
-        """All of it for a person."""
+        """Returns all of it for a person."""
         return "\n".join(_text(self))
 
 
 def answer(config: Config) -> Answer:
-    """The plan for a config, and what its own settings guarantee."""
+    """Answers with the plan for a config, and what its own settings guarantee."""
     question = ask(config)
     memory = question.rules.config["method"]["initial_memory"]
     planned = plan(question.constants, question.local, question.noise_at, question.rounds, memory)
@@ -82,8 +82,10 @@ def answer(config: Config) -> Answer:
 
 
 def with_plan(config: Config, found: Answer) -> Config:
-    """The config with the plan's settings in place of its own, and a note for the statement where they follow from the
-    clients' data."""
+    """Returns the config with the plan's settings in place of its own.
+
+    Where they follow from the clients' data it has a note for the statement.
+    """
     s = found.planned.settings
     method = {
         "alpha": s.alpha, "beta": s.beta, "server_step": s.server_step, "server_normalization": True,
@@ -112,7 +114,7 @@ def as_printed(promise: Promise) -> Guarantee | None:
 
 
 def with_epsilon(question: Question, epsilon: float) -> Privacy:
-    """The config's privacy with another budget; central and δ = 1e-5 where it has none."""
+    """Returns the config's privacy with another budget; central and δ = 1e-5 where it has none."""
     asked = question.rules.privacy or Privacy(epsilon=epsilon)
     return replace(asked, epsilon=epsilon, noise_std=None, calibration="exact", noise_scale="per_coordinate")
 
@@ -180,7 +182,7 @@ def _verdict(found: Answer) -> Iterator[str]:
 
 
 def advice(found: Answer) -> Iterator[str]:
-    """What would make a vacuous bound say something, the rest staying as it is."""
+    """Yields what would make a vacuous bound say something, the rest staying as it is."""
     q, rounds = found.question, found.planned.settings.rounds
     terms = found.planned.found.terms
     yield f"Its largest term is {max(terms, key=lambda name: terms[name])}."
@@ -206,7 +208,7 @@ def advice(found: Answer) -> Iterator[str]:
 
 
 def _noise_of(q: Question, clients: int, rounds: int) -> Noise:
-    """The noise of a round if there were so many clients, each drawn as often."""
+    """Returns the noise of a round if there were so many clients, each drawn as often."""
     mechanism = None
     if q.rules.privacy is not None:
         radius, who = q.rules.algorithm.bound.radius, q.rules.participation

@@ -1,5 +1,6 @@
-"""The guarantees that hold: the corrected lemma and bounds. docs/theory.md derives them, docs/errata.md says why the
-printed ones had to change.
+"""Guarantees that hold: the corrected lemma and bounds.
+
+docs/theory.md derives them, docs/errata.md says why the printed ones had to change.
 
 Notation: R bounds the memories' error ||P_i(x^k) - v_i^k|| of every client, e^k = v^k - mean_i v_i^k is the server's
 tracking error, Lambda the Lipschitz constant of P_i, n = K + 1 the number of rounds that move the model.
@@ -18,12 +19,14 @@ EXACT_ROUNDS = 10_000  # of a warm-up, that are followed one by one
 
 
 def update_lipschitz(local: Local, smoothness: float) -> float:
-    """Lambda: L for one step; 2 L for several and for incremental gradients, where gamma <= 1/(2L)."""
+    """Returns Lambda: L for one step; 2 L for several and for incremental gradients, where gamma <= 1/(2L)."""
     return smoothness if local == "one_step" else 2 * smoothness
 
 
 def overshoot(alpha: float, beta: float) -> float:
-    """The largest |1 - beta/(alpha + r)| r among r < beta - alpha: (sqrt(beta) - sqrt(alpha))^2, 0 if beta <= alpha.
+    """Returns the largest |1 - beta/(alpha + r)| r among r < beta - alpha.
+
+    It is (sqrt(beta) - sqrt(alpha))^2, 0 if beta <= alpha.
 
     >>> round(overshoot(0.01, 1.0), 12)
     0.81
@@ -32,7 +35,7 @@ def overshoot(alpha: float, beta: float) -> float:
 
 
 def error_after(error: float, alpha: float, beta: float) -> float:
-    """The most that v_i <- v_i + beta Norm_alpha(P_i - v_i) leaves of an error of at most `error`.
+    """Bounds what v_i <- v_i + beta Norm_alpha(P_i - v_i) leaves of an error of at most `error`.
 
     >>> round(error_after(1.0, 0.01, 1.0), 12), round(error_after(1.0, 1.0, 0.5), 12)
     (0.81, 0.75)
@@ -45,7 +48,10 @@ def error_after(error: float, alpha: float, beta: float) -> float:
 
 
 def largest_server_step(memory_error: float, alpha: float, beta: float, lipschitz: float) -> float:
-    """Corrected Lemma 1: up to this eta an error of at most R stays at most R, if beta/(alpha + R) < 1. Else 0."""
+    """Returns the eta of Corrected Lemma 1: up to it an error of at most R stays at most R.
+
+    That holds if beta/(alpha + R) < 1. Else it is 0.
+    """
     R = memory_error
     if not beta < alpha + R:
         return 0.0
@@ -53,9 +59,10 @@ def largest_server_step(memory_error: float, alpha: float, beta: float, lipschit
 
 
 def least_memory_error(start: float, alpha: float, beta: float, moved: float) -> float:
-    """The least R >= start that Corrected Lemma 1 keeps when P_i moves by at most `moved` (Lambda eta) in a round.
+    """Returns the least R >= start that Corrected Lemma 1 keeps.
 
-    It needs moved < beta; inf otherwise: the memories cannot follow.
+    P_i moves by at most `moved` (Lambda eta) per round. It needs moved < beta; inf otherwise: the memories cannot
+    follow.
     """
     if not moved < beta:
         return math.inf
@@ -64,7 +71,7 @@ def least_memory_error(start: float, alpha: float, beta: float, moved: float) ->
 
 
 def error_after_warmup(start: float, alpha: float, beta: float, rounds: int) -> float:
-    """The memories' error after so many rounds in which the model stood still, at most.
+    """Bounds the memories' error after so many rounds in which the model stood still.
 
     Round by round at first; then by the differential equation r' = -beta r/(alpha + r), which is slower than rounds
     are: it takes the time (start - r + alpha log(start/r))/beta from start to r.
@@ -86,13 +93,18 @@ def error_after_warmup(start: float, alpha: float, beta: float, rounds: int) -> 
 
 
 def guarantee(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Guarantee:
-    """min_k E||grad f(x^k)|| over the rounds that move the model, in closed form.
+    """Bounds min_k E||grad f(x^k)|| over the rounds that move the model, in closed form.
 
     c0 V/(eta n) + 2R + 2 beta sqrt(nu rounds) + eta L/2 + drift. One local step: c0 = 1, no drift. Several, or
     incremental: c0 = e; with D the heterogeneity the drift is 4 L gamma (L D/c + c/2), c the larger of sqrt(2 L D) and
-    4 L^2 gamma eta n: 4 L gamma sqrt(2 L D) where eta is small enough.
-    R is the least error that the warm-up reaches and Corrected Lemma 1 keeps. `start_error` is max_i ||P_i(x^0) -
-    v_i^0|| where it is known better than from the constants.
+    4 L^2 gamma eta n: 4 L gamma sqrt(2 L D) where eta is small enough. R is the least error that the warm-up reaches
+    and Corrected Lemma 1 keeps.
+
+    Args:
+        constants: what is known about the problem.
+        settings: settings of the method.
+        noise: noise of a round.
+        start_error: max_i ||P_i(x^0) - v_i^0|| where it is known better than from the constants.
     """
     c, s = constants, settings
     moved = update_lipschitz(s.local, c.smoothness) * s.server_step
@@ -109,11 +121,14 @@ def guarantee(constants: Constants, settings: Settings, noise: Noise, start_erro
 
 
 class Course(NamedTuple):
-    """The guarantee round by round: sharper than the closed form, and nothing is asked of the settings.
+    """Guarantee round by round: sharper than the closed form, and nothing is asked of the settings.
 
-    memory_error[k] bounds max_i ||P_i(x) - v_i|| and tracking_error[k] bounds E||v - mean v_i|| after k rounds,
-    k = 0..rounds. gradient_norm[j] bounds min E||grad f|| over the first j models that moved, j = 1..steps (entry 0 is
-    inf); the last entry is the sum of `terms`.
+    Attributes:
+        memory_error: bound of max_i ||P_i(x) - v_i|| after k rounds, k = 0..rounds.
+        tracking_error: bound of E||v - mean v_i|| after k rounds, k = 0..rounds.
+        gradient_norm: bound of min E||grad f|| over the first j models that moved, j = 1..steps (entry 0 is inf); the
+            last entry is the sum of `terms`.
+        terms: parts of the last bound, by name.
     """
 
     memory_error: np.ndarray
@@ -123,15 +138,22 @@ class Course(NamedTuple):
 
     @property
     def bound(self) -> float:
+        """Bound at the end: the sum of the terms."""
         return sum(self.terms.values())
 
 
 def follow(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Course:
-    """The same argument without its simplifications, as a recursion over the rounds.
+    """Follows the same argument without its simplifications, as a recursion over the rounds.
 
     r <- error_after(r) + Lambda eta bounds the memories, with Lambda = L (e^u - 1)/u, u = gamma L; messages are no
     longer than r/(alpha + r), which shrinks the variance of sampling; and V^{k+1} <= (1 + a) V^k - eta ||grad f(x^k)||
     + eta b_k is summed with weights (1 + a)^{-k-1}.
+
+    Args:
+        constants: what is known about the problem.
+        settings: settings of the method.
+        noise: noise of a round.
+        start_error: max_i ||P_i(x^0) - v_i^0|| where it is known better than from the constants.
     """
     c, s = constants, settings
     moved = _path_lipschitz(c, s) * s.server_step
@@ -158,7 +180,15 @@ def follow(constants: Constants, settings: Settings, noise: Noise, start_error: 
 
 
 class Promise(NamedTuple):
-    """What given settings guarantee: `found`, the closed form, and `course`, round by round."""
+    """Promise of given settings: the closed form, and `course`, round by round.
+
+    Attributes:
+        constants: what is known about the problem.
+        settings: settings of the method.
+        noise: noise of a round.
+        start_error: max_i ||P_i(x^0) - v_i^0|| where it is known better than from the constants.
+        found: the closed form.
+    """
 
     constants: Constants
     settings: Settings
@@ -168,16 +198,16 @@ class Promise(NamedTuple):
 
     @property
     def course(self) -> Course:
-        """The guarantee round by round."""
+        """Guarantee round by round."""
         return follow(self.constants, self.settings, self.noise, self.start_error)
 
     @property
     def vacuous(self) -> bool:
-        """Whether the closed form promises no more than standing still does."""
+        """True if the closed form promises no more than standing still does."""
         return not (self.found.holds and self.found.bound < self.constants.gradient_norm)
 
     def facts(self) -> dict[str, Any]:
-        """All of it by name."""
+        """Returns all of it by name."""
         course = self.course
         vacuous = not course.bound < self.constants.gradient_norm
         return {
@@ -189,7 +219,14 @@ class Promise(NamedTuple):
 
 
 def promise(constants: Constants, settings: Settings, noise: Noise, start_error: float | None = None) -> Promise:
-    """The guarantees of given settings."""
+    """Computes the guarantees of given settings.
+
+    Args:
+        constants: what is known about the problem.
+        settings: settings of the method.
+        noise: noise of a round.
+        start_error: max_i ||P_i(x^0) - v_i^0|| where it is known better than from the constants.
+    """
     return Promise(constants, settings, noise, start_error, guarantee(constants, settings, noise, start_error))
 
 
@@ -204,7 +241,7 @@ def _warmed_up(c: Constants, s: Settings, start_error: float | None) -> float:
 
 
 def _memories(start: float, s: Settings, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the memories' error before each round and after the last, and of what each round leaves of it."""
+    """Bounds the memories' error before each round and after the last, and what each round leaves of it."""
     before, left = np.empty(s.rounds + 1), np.empty(s.rounds)
     before[0], k = start, 0
     for end, step in ((s.warmup_rounds, 0.0), (s.rounds, moved)):
@@ -218,17 +255,21 @@ def _memories(start: float, s: Settings, moved: float) -> tuple[np.ndarray, np.n
 
 
 def drift_of(c: Constants, s: Settings) -> tuple[float, float]:
-    """c0 and the drift term of the closed form: 2 ||mean_i (P_i - grad f_i)|| <= 4 L gamma sqrt(2 L (V + D))."""
+    """Returns c0 and the drift term of the closed form.
+
+    2 ||mean_i (P_i - grad f_i)|| <= 4 L gamma sqrt(2 L (V + D)).
+    """
     if s.local == "one_step":
         return 1.0, 0.0
     return E, _split(4 * c.smoothness * s.local_step, c, s)[0]
 
 
 def _split(A: float, c: Constants, s: Settings) -> tuple[float, float]:
-    """The drift, and the growth a of the gap in a round, from 2 ||mean_i (P_i - grad f_i)|| <= A sqrt(2 L (V + D)).
+    """Returns the drift, and the growth a of the gap per round.
 
-    That is at most A (L (V + D)/c + c/2) for every c > 0. The part with V makes the gap grow by 1 + a in a round, a =
-    A L eta/c; the rest is the drift, least for c = sqrt(2 L D). (1 + a)^n <= e needs a n <= 1, that is c >= A L eta n.
+    They follow from 2 ||mean_i (P_i - grad f_i)|| <= A sqrt(2 L (V + D)), which is at most A (L (V + D)/c + c/2) for
+    every c > 0. The part with V makes the gap grow by 1 + a per round, a = A L eta/c; the rest is the drift, least for
+    c = sqrt(2 L D). (1 + a)^n <= e needs a n <= 1, that is c >= A L eta n.
     """
     L, D = c.smoothness, c.spread(s.local)
     split = max(math.sqrt(2 * L * D), A * L * s.server_step * s.steps)
@@ -238,13 +279,19 @@ def _split(A: float, c: Constants, s: Settings) -> tuple[float, float]:
 
 
 def _path_lipschitz(c: Constants, s: Settings) -> float:
-    """Lambda without a condition on gamma: L times the mean distance of two paths over the distance of their starts."""
+    """Returns Lambda without a condition on gamma.
+
+    It is L times the mean distance of two paths over the distance of their starts.
+    """
     return c.smoothness * (1.0 if s.local == "one_step" else path_growth(c.smoothness * s.local_step))
 
 
 def _followed_drift(c: Constants, s: Settings) -> tuple[float, float]:
-    """The drift and a with the exact length of a path: its points are on average no further from x than (e^u - 1 -
-    u)/u^2 gamma ||grad f_i(x)||, incremental (e^u - 1)/u gamma mean_j ||grad f_{i,j}(x)||."""
+    """Returns the drift and a with the exact length of a path.
+
+    Its points are on average no further from x than (e^u - 1 - u)/u^2 gamma ||grad f_i(x)||, incremental (e^u - 1)/u
+    gamma mean_j ||grad f_{i,j}(x)||.
+    """
     if s.local == "one_step":
         return 0.0, 0.0
     u = c.smoothness * s.local_step

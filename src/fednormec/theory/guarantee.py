@@ -1,10 +1,16 @@
-"""What a theorem says about given numbers: its conditions and its terms, each by name."""
+"""Guarantee of a theorem for given numbers: its conditions and its terms, each by name."""
 
 from typing import Any, NamedTuple
 
 
 class Condition(NamedTuple):
-    """Something a theorem asks for, with the numbers filled in, and whether they meet it."""
+    """Condition that a theorem asks for, with the numbers filled in.
+
+    Attributes:
+        name: what it is about, such as a setting.
+        text: the condition with its numbers.
+        holds: whether they meet it.
+    """
 
     name: str
     text: str
@@ -12,9 +18,13 @@ class Condition(NamedTuple):
 
 
 class Guarantee(NamedTuple):
-    """min_k E||grad f(x^k)|| <= the sum of `terms`, if every condition holds.
+    """Guarantee: min_k E||grad f(x^k)|| <= the sum of `terms`, if every condition holds.
 
-    `settings` are those that the statement itself fixes, such as a corollary's schedules.
+    Attributes:
+        source: which statement it is.
+        terms: parts of the bound, by name.
+        conditions: what the statement asks for.
+        settings: settings that the statement itself fixes, such as a corollary's schedules.
     """
 
     source: str
@@ -24,19 +34,21 @@ class Guarantee(NamedTuple):
 
     @property
     def bound(self) -> float:
+        """Bound: the sum of the terms."""
         return sum(self.terms.values())
 
     @property
     def holds(self) -> bool:
+        """True if every condition holds."""
         return all(condition.holds for condition in self.conditions)
 
     @property
     def broken(self) -> list[str]:
-        """What stands in the way, in words."""
+        """Conditions that stand in the way, in words."""
         return [f"{c.name}: {c.text}" for c in self.conditions if not c.holds]
 
     def facts(self) -> dict[str, Any]:
-        """All of it as data."""
+        """Returns all of it as data."""
         return {
             "source": self.source,
             "bound": self.bound,
@@ -48,7 +60,7 @@ class Guarantee(NamedTuple):
 
 
 def at_most(name: str, text: str, value: float, limit: float) -> Condition:
-    """value <= limit, as a condition.
+    """Returns value <= limit as a condition.
 
     >>> at_most("server_step", "eta <= 1/L", 0.5, 0.25)
     Condition(name='server_step', text='eta <= 1/L: 0.5 against 0.25', holds=False)

@@ -1,4 +1,4 @@
-"""Which settings make the corrected bound least, within a budget of rounds."""
+"""Planner of the settings that make the corrected bound least, within a budget of rounds."""
 
 import math
 from collections.abc import Callable
@@ -25,10 +25,17 @@ LEAST_ALPHA = 0.01  # of R: smoothing that costs one per cent of the server step
 
 
 def plan(constants: Constants, local: Local, noise_at: NoiseAt, rounds: int, memory: Memory = "zero") -> Promise:
-    """The best settings found with at most `rounds` rounds; noise_at(n) is the noise of a round when n are planned.
+    """Finds the best settings with at most `rounds` rounds.
 
-    With a fixed privacy budget more rounds mean more noise in each, so that fewer may be better. `memory` says where
-    the memories start; from the local updates, which is never private, they need no warm-up.
+    With a fixed privacy budget more rounds mean more noise in each, so that fewer may be better.
+
+    Args:
+        constants: what is known about the problem.
+        local: local operator: "one_step", "gd" or "ig".
+        noise_at: noise_at(n) is the noise of a round when n are planned.
+        rounds: largest number of rounds.
+        memory: where the memories start: at "zero", or at the "local_updates", which is never private; then they need
+            no warm-up.
     """
     at_least_one("rounds", rounds)
     tried: dict[int, Promise] = {}
@@ -46,7 +53,7 @@ def plan(constants: Constants, local: Local, noise_at: NoiseAt, rounds: int, mem
 
 
 def plan_exactly(constants: Constants, local: Local, noise: Noise, rounds: int, memory: Memory = "zero") -> Promise:
-    """The best settings found with exactly so many rounds.
+    """Finds the best settings with exactly so many rounds.
 
     The bound never rewards local work, since a smaller local step always makes it smaller; what is chosen is the
     largest gamma whose drift is at most 5 % of the other terms.
@@ -59,10 +66,11 @@ def plan_exactly(constants: Constants, local: Local, noise: Noise, rounds: int, 
 
 
 def _search(c: Constants, local: Local, noise: Noise, rounds: int, gamma: float, memory: Memory) -> Settings:
-    """R, beta/R and alpha/R on a grid that closes in on the best point; warm-up and server step follow from them.
+    """Searches R, beta/R and alpha/R on a grid that closes in on the best point.
 
-    A memory's error falls by beta r/(alpha + r) in a round of warm-up, at most the time that the differential equation
-    takes: (R_0 - R + alpha log(R_0/R))/beta rounds. Left out of the search is the drift, which gamma decides.
+    Warm-up and server step follow from them. A memory's error falls by beta r/(alpha + r) in a round of warm-up, at
+    most the time that the differential equation takes: (R_0 - R + alpha log(R_0/R))/beta rounds. Left out of the search
+    is the drift, which gamma decides.
     """
     start, lam = c.start_error(local, gamma), update_lipschitz(local, c.smoothness)
     c0 = 1.0 if local == "one_step" else math.e
@@ -94,7 +102,7 @@ def _closer(axis: np.ndarray, i: np.intp, low: float, high: float) -> np.ndarray
 def _settings(
     c: Constants, local: Local, gamma: float, rounds: int, memory: Memory, R: float, beta: float, alpha: float
 ) -> Settings:
-    """The exact warm-up to R and the best server step that keeps it."""
+    """Returns the settings with the exact warm-up to R and the best server step that keeps it."""
     start, warmup = 0.0, 0
     if memory == "zero":
         start = c.start_error(local, gamma)
@@ -113,7 +121,7 @@ def _settings(
 
 
 def _largest_local_step(c: Constants, settings: Settings, noise: Noise) -> float:
-    """The largest gamma <= 1/(2L) whose drift is at most its share of the bound; the drift grows with gamma."""
+    """Finds the largest gamma <= 1/(2L) whose drift is at most its share of the bound; the drift grows with gamma."""
     terms = guarantee(c, settings, noise).terms
     rest = sum(value for name, value in terms.items() if name != "drift")
 

@@ -51,10 +51,13 @@ def bound_against_rounds_and_epsilon(shown: "TradeOff", path: Path) -> "Figure":
 def measured_against_guaranteed(
     promise: "Promise | None", records: Sequence[dict[str, Any]], at_start: float, path: Path
 ) -> "Figure":
-    """The memories' error, the server's tracking error and the gradient of a run, each under its guarantee, if any.
+    """Draws memory error, tracking error and gradient of a run, each under its guarantee, if any.
 
-    `records` are the run's lines that were evaluated, with the figures of `theory.watch` under "not_private"; at_start
-    is the gradient's norm before the first round.
+    Args:
+        promise: what is guaranteed; None: no theorem covers the run.
+        records: lines of the run that were evaluated, with the figures of `theory.watch` under "not_private".
+        at_start: norm of the gradient before the first round.
+        path: file to save the figure in.
     """
     figure = new_figure(path, (13, 4.2))
     rounds = [record["round"] for record in records]
@@ -86,7 +89,7 @@ def measured_against_guaranteed(
 
 
 def _guaranteed(promise: "Promise | None") -> dict[str, np.ndarray]:
-    """What is guaranteed after each round; of the gradient nothing while the model stands still."""
+    """Returns what is guaranteed after each round; of the gradient nothing while the model stands still."""
     if promise is None:
         return {}
     course, waiting = promise.course, np.full(promise.settings.warmup_rounds, np.nan)

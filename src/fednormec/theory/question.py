@@ -1,4 +1,4 @@
-"""From a config to what a guarantee needs: the problem's constants, the method's settings, the noise of each round."""
+"""Question of a config to the theory: the problem's constants, the method's settings, the noise of each round."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -43,7 +43,19 @@ FOR_LOCAL: dict[Local, tuple[str, ...]] = {
 
 
 class Question(NamedTuple):
-    """What a config asks of the theory. `from_data`: the constants look at the clients' data and are not private."""
+    """Question of a config to the theory.
+
+    Attributes:
+        rules: what the config says without its problem.
+        constants: what is known about the problem.
+        given: names of the constants that the config gives.
+        from_data: whether constants look at the clients' data, and are not private.
+        local: local operator, as the theorems know it.
+        rate: probability p that a client sends.
+        rounds: number of rounds that the budget allows.
+        start_error: max_i ||P_i(x^0)|| where it was computed.
+        agreed: agreed(privacy, rounds) -> the plan that keeps to a privacy; None without.
+    """
 
     rules: Rules
     constants: Constants
@@ -57,10 +69,12 @@ class Question(NamedTuple):
 
     @property
     def noise_at(self) -> NoiseAt:
-        """The noise of a round when so many are planned, with the config's own privacy."""
+        """Noise of a round when so many are planned, with the config's own privacy."""
         return self.noise_with(self.rules.privacy)
 
     def noise_with(self, privacy: Privacy | None) -> NoiseAt:
+        """Returns the noise of a round as a function of the number of rounds planned, with another privacy."""
+
         def noise_at(rounds: int) -> Noise:
             agreed = self.agreed(privacy, rounds)
             mechanism = None if agreed is None else agreed.mechanism
@@ -70,7 +84,7 @@ class Question(NamedTuple):
 
 
 def ask(config: Config) -> Question:
-    """The question of a config. Its problem is built only where a constant has to be computed from it."""
+    """Returns the question of a config. Its problem is built only where a constant has to be computed from it."""
     said = rules(config)
     if said.run.rounds > MOST_ROUNDS:
         raise UserError(f"the theory follows every round: ask for at most {MOST_ROUNDS:,}, not {said.run.rounds:,}.")
@@ -82,8 +96,10 @@ def ask(config: Config) -> Question:
 
 
 def ask_about(experiment: Experiment, known: Constants | None = None) -> Question:
-    """The question of an experiment whose problem has been built; `known` are its constants, where somebody has
-    computed them before."""
+    """Returns the question of an experiment whose problem has been built.
+
+    `known` are its constants, where somebody has computed them before.
+    """
     e = experiment
     said = Rules(e.algorithm, e.participation, e.privacy, e.run, e.config)
     given = GivenConstants(**e.config.get("constants", {})).known
@@ -97,15 +113,17 @@ def ask_about(experiment: Experiment, known: Constants | None = None) -> Questio
 
 
 def promise_of(experiment: Experiment, known: Constants | None = None) -> tuple[Promise, bool]:
-    """What an experiment's settings guarantee, and whether its constants look at data; a UserError says why no theorem
-    covers it, before anything is computed."""
+    """Returns what an experiment's settings guarantee, and whether its constants look at data.
+
+    Raises UserError, which says why, if no theorem covers it, before anything is computed.
+    """
     require_covered(experiment)
     question = ask_about(experiment, known)
     return own_promise(question), question.from_data
 
 
 def require_covered(experiment: Experiment) -> None:
-    """Says so where no theorem covers what an experiment does."""
+    """Raises UserError if no theorem covers what an experiment does."""
     if "faults" in experiment.config:
         raise UserError("no theorem covers [faults]: clients that do not send their own update.")
     local = local_of(experiment.config, experiment.problem.client_sizes)
@@ -113,14 +131,14 @@ def require_covered(experiment: Experiment) -> None:
 
 
 def own_promise(question: Question) -> Promise:
-    """What the config's own settings guarantee; a UserError says why no theorem covers them."""
+    """Returns what the config's own settings guarantee; raises UserError, which says why, if no theorem covers them."""
     settings = settings_of(question.rules.config, question.local, question.rounds)
     start = None if settings.memory == "local_updates" else question.start_error
     return promise(question.constants, settings, question.noise_at(settings.rounds), start)
 
 
 def settings_of(config: Config, local: Local, rounds: int) -> Settings:
-    """The settings of a config with every default spelled out, if the theorems speak of them."""
+    """Returns the settings of a config with every default spelled out; raises UserError if no theorem covers them."""
     method = config["method"]
     if not method["server_normalization"]:
         raise UserError("no theorem covers server_normalization = false: the step's length must be known.")
@@ -131,7 +149,7 @@ def settings_of(config: Config, local: Local, rounds: int) -> Settings:
 
 
 def local_of(config: Config, sizes: np.ndarray | None) -> Local:
-    """Which of the theorems' local operators a config has; a UserError where it is none."""
+    """Returns which of the theorems' local operators a config has; raises UserError if it is none."""
     method = config["method"]
     if method["name"] not in COVERED:
         raise UserError(f"the theorems are about Fed-α-NormEC; they do not cover the method {method['name']}.")
@@ -185,7 +203,7 @@ def _rate(said: Rules, clients: int) -> float:
 
 
 def _constants(problem: Problem, x0: Tensor, local: Local, given: dict[str, Any], missing: list[str]) -> Constants:
-    """The given constants, and the problem's own for those that are missing."""
+    """Returns the given constants, and the problem's own for those that are missing."""
     if missing and knows_constants(problem):
         return replace(constants_of(problem, x0, local), **given)
     unknown = [name for name in missing if name not in ("gradient_norm", "client_norm")]
@@ -200,7 +218,7 @@ def _constants(problem: Problem, x0: Tensor, local: Local, given: dict[str, Any]
 
 
 def _start_error(e: Experiment, x0: Tensor) -> float:
-    """max_i ||P_i(x^0)||, exactly."""
+    """Computes max_i ||P_i(x^0)||, exactly."""
     moment = Moment(e.run.seed, 1)
     updates = (e.algorithm.local.run(e.problem, x0, ids, moment, None) for ids in tiles(e.problem))
     return float(max(rows.double().norm(dim=1).max().item() for rows in updates))

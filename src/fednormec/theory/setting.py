@@ -1,4 +1,4 @@
-"""What a guarantee is computed from: a problem's constants, a method's settings, the noise of a round."""
+"""Setting that a guarantee is computed from: a problem's constants, a method's settings, the noise of a round."""
 
 import math
 from dataclasses import dataclass
@@ -25,8 +25,10 @@ LOCALS: tuple[Local, ...] = ("one_step", "gd", "ig")
 
 
 def path_growth(u: float) -> float:
-    """(e^u - 1)/u with u = gamma L: each of T local steps of length gamma/T multiplies the distance of two paths, and a
-    gradient's norm, by at most 1 + u/T, and the mean of (1 + u/T)^j over j = 0..T-1 is no more than this.
+    """Returns (e^u - 1)/u with u = gamma L.
+
+    Each of T local steps of length gamma/T multiplies the distance of two paths, and a gradient's norm, by at most 1 +
+    u/T, and the mean of (1 + u/T)^j over j = 0..T-1 is no more than this.
 
     >>> path_growth(0.0), round(path_growth(0.5), 4)
     (1.0, 1.2974)
@@ -35,7 +37,7 @@ def path_growth(u: float) -> float:
 
 
 def path_excess(u: float) -> float:
-    """(e^u - 1)/u - 1, without cancellation where u is small.
+    """Returns (e^u - 1)/u - 1, without cancellation where u is small.
 
     >>> path_excess(0.0), path_excess(1e-20), round(path_excess(0.5), 4)
     (0.0, 5e-21, 0.2974)
@@ -47,16 +49,18 @@ def path_excess(u: float) -> float:
 
 @dataclass(frozen=True)
 class Constants:
-    """What is known about f_1, ..., f_M near the start x^0. Upper bounds will do, except where it is said.
+    """Constants of f_1, ..., f_M near the start x^0. Upper bounds will do, except where it is said.
 
-    smoothness: L, of every component f_{i,j} (with full local gradients: of every f_i).
-    gap: f(x^0) - f^inf.
-    gradient_norm: ||grad f(x^0)||, what a guarantee must be below to say anything. Here too large is not safe.
-    client_norm: max_i ||grad f_i(x^0)||.
-    heterogeneity: f^inf - mean_i f_i^inf; matters with several local steps.
-    component_norm: max_i mean_j ||grad f_{i,j}(x^0)||, and
-    component_heterogeneity: f^inf - mean_i mean_j f_{i,j}^inf; both matter with incremental gradients only.
-    clients, dim: M and d; too many clients would not be safe.
+    Args:
+        smoothness: L, of every component f_{i,j} (with full local gradients: of every f_i).
+        gap: f(x^0) - f^inf.
+        gradient_norm: ||grad f(x^0)||, what a guarantee must be below to say anything. Here too large is not safe.
+        client_norm: max_i ||grad f_i(x^0)||.
+        clients: number of clients M; too many would not be safe.
+        dim: number of parameters d.
+        heterogeneity: f^inf - mean_i f_i^inf; matters with several local steps.
+        component_norm: max_i mean_j ||grad f_{i,j}(x^0)||; matters with incremental gradients only.
+        component_heterogeneity: f^inf - mean_i mean_j f_{i,j}^inf; matters with incremental gradients only.
     """
 
     smoothness: float
@@ -73,7 +77,12 @@ class Constants:
         check_constants(self)
 
     def start_error(self, local: Local, local_step: float) -> float:
-        """max_i ||P_i(x^0)|| at most: the memories' error when they start from zero."""
+        """Bounds max_i ||P_i(x^0)||: the memories' error when they start from zero.
+
+        Args:
+            local: local operator.
+            local_step: gamma.
+        """
         if local == "one_step":
             return self.client_norm
         u = self.smoothness * local_step
@@ -82,12 +91,18 @@ class Constants:
         return self.client_norm + u * path_growth(u) * self.known("component_norm", local)
 
     def spread(self, local: Local) -> float:
-        """The heterogeneity that the drift of a local operator depends on."""
+        """Returns the heterogeneity that the drift of a local operator depends on."""
         if local == "one_step":
             return 0.0
         return self.known("heterogeneity" if local == "gd" else "component_heterogeneity", local)
 
     def known(self, name: str, local: Local) -> float:
+        """Returns a constant; raises UserError if it is not given.
+
+        Args:
+            name: name of the constant.
+            local: local operator that needs it, for the error.
+        """
         value: float | None = getattr(self, name)
         if value is None:
             raise UserError(f"local operator {local} needs constants.{name}: give it, or 0 where it is known to be.")
@@ -96,10 +111,17 @@ class Constants:
 
 @dataclass(frozen=True)
 class Settings:
-    """A method's settings as the theorems know them, with server normalisation and idle clients that advance.
+    """Settings of a method as the theorems know them, with server normalisation and idle clients that advance.
 
-    rounds counts all of them; the model stands still during the first warmup_rounds. `memory` is where the memories
-    start: at zero, or (never with privacy) at the local updates.
+    Args:
+        local: local operator: "one_step", "gd" (several full-gradient steps) or "ig" (incremental gradient).
+        local_step: gamma.
+        alpha: smoothing of the normalisation.
+        beta: factor with which a message enters the memories.
+        server_step: eta.
+        rounds: number of rounds, all of them.
+        warmup_rounds: number of first rounds during which the model stands still.
+        memory: where the memories start: at "zero", or (never with privacy) at the "local_updates".
     """
 
     local: Local
@@ -124,11 +146,16 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """K + 1: how many rounds move the model."""
+        """Number of rounds that move the model, K + 1."""
         return self.rounds - self.warmup_rounds
 
     def algorithm(self, local_steps: int = 1, batch_size: int = 1) -> Algorithm:
-        """Fed-alpha-NormEC with these settings; local_steps is T (gd), batch_size the size of a component (ig)."""
+        """Builds Fed-alpha-NormEC with these settings.
+
+        Args:
+            local_steps: number of local steps T, for gd.
+            batch_size: size of a component, for ig.
+        """
         if (self.local == "gd") != (local_steps > 1):
             raise UserError(f"local operator {self.local} does not go with {local_steps} full-gradient steps.")
         local = ig(self.local_step, batch_size) if self.local == "ig" else gd(self.local_step, local_steps)
@@ -139,9 +166,11 @@ class Settings:
 
 
 class Noise(NamedTuple):
-    """E||.||^2 of what a round adds to (v - mean v_i)/beta: nu = sampling + privacy.
+    """Noise of a round: E||.||^2 of what it adds to (v - mean v_i)/beta, nu = sampling + privacy.
 
-    `sampling` is for messages of length 1 and shrinks with the square of their length.
+    Args:
+        sampling: part of sampling, for messages of length 1; it shrinks with the square of their length.
+        privacy: part of the noise that is added for privacy.
     """
 
     sampling: float
@@ -149,11 +178,20 @@ class Noise(NamedTuple):
 
     @property
     def variance(self) -> float:
+        """Sum nu of both parts."""
         return self.sampling + self.privacy
 
 
 def round_noise(clients: int, dim: int, p: float, mechanism: Mechanism | None = None) -> Noise:
-    """(1-p)/(pM) from sampling; d s^2/(pM)^2 from noise of std s in the sum, d s^2/(pM) from noise in each message.
+    """Computes the noise of a round.
+
+    (1-p)/(pM) from sampling; d s^2/(pM)^2 from noise of std s in the sum, d s^2/(pM) from noise in each message.
+
+    Args:
+        clients: number of clients M.
+        dim: number of coordinates d.
+        p: probability that a client sends.
+        mechanism: what adds the noise; None: there is none.
 
     >>> round_noise(100, 10, 0.25)
     Noise(sampling=0.03, privacy=0.0)
@@ -171,7 +209,7 @@ def round_noise(clients: int, dim: int, p: float, mechanism: Mechanism | None = 
 
 
 def covered_rate(participation: Participation, clients: int, min_cohort: int = 1) -> float:
-    """p of a participation that the theorems speak of; a UserError says why one is not covered."""
+    """Returns p of a participation; raises UserError, which says why, if no theorem covers it."""
     p = participation.rate(clients)
     if p == 1:
         return p
@@ -186,15 +224,23 @@ def covered_rate(participation: Participation, clients: int, min_cohort: int = 1
 
 
 def knows_constants(problem: Problem) -> bool:
+    """Returns whether a problem knows its constants."""
     return isinstance(problem, Quadratic | Logistic)
 
 
 def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Constants:
-    """The constants of a problem that knows them, a quadratic or a logistic regression: those that a local operator
-    needs, or all.
+    """Computes the constants of a problem that knows them, a quadratic or a logistic regression.
 
-    They are computed from the clients' data: not private. What is only known to lie in an interval enters with the
-    end that keeps every guarantee true.
+    They are computed from the clients' data: not private. What is only known to lie in an interval enters with the end
+    that keeps every guarantee true.
+
+    Args:
+        problem: the problem.
+        x0: the start x^0.
+        local: local operator whose constants are needed; None: all.
+
+    Raises:
+        UserError: if the problem does not know its constants, or f is non-finite at x0.
     """
     if not isinstance(problem, Quadratic | Logistic):
         raise UserError(
@@ -221,7 +267,7 @@ def constants_of(problem: Problem, x0: Tensor, local: Local | None = None) -> Co
 
 
 def _gap(value: float, infimum: Interval, x0: Tensor) -> float:
-    """f(x0) - f^inf, with room for the rounding of both: f(x0) was added up in the dtype of x0."""
+    """Returns f(x0) - f^inf, with room for the rounding of both: f(x0) was added up in the dtype of x0."""
     if not math.isfinite(value):
         raise UserError("f is not finite at the start: no gap, and no guarantee, can be computed from there.")
     room = max(1e-12, (len(x0) + 100) * torch.finfo(x0.dtype).eps) * abs(value) + 1e-12 * abs(infimum.lower)
@@ -229,7 +275,7 @@ def _gap(value: float, infimum: Interval, x0: Tensor) -> float:
 
 
 def _component_spread(problem: Quadratic | Logistic) -> float:
-    """f^inf - mean_i mean_j f_{i,j}^inf; infima beyond a client's size are padding."""
+    """Returns f^inf - mean_i mean_j f_{i,j}^inf; infima beyond a client's size are padding."""
     sizes = torch.as_tensor(problem.client_sizes)
     real = torch.arange(int(sizes.max())) < sizes[:, None]
     lowest = ((problem.component_infima * real).sum(1) / sizes).mean().item()
@@ -237,7 +283,7 @@ def _component_spread(problem: Quadratic | Logistic) -> float:
 
 
 def _component_norm(problem: Problem, x0: Tensor) -> float:
-    """max_i mean_j ||grad f_{i,j}(x0)||, one component of every client that has it at a time."""
+    """Returns max_i mean_j ||grad f_{i,j}(x0)||, one component of every client that has it at a time."""
     total = np.zeros(problem.num_clients)
     for j in range(int(problem.client_sizes.max())):
         ids = np.flatnonzero(problem.client_sizes > j)

@@ -1,4 +1,4 @@
-"""What the guarantees speak of, measured in a run. It looks at every client's data: not private."""
+"""Measurements in a run of what the guarantees speak of. They look at every client's data: not private."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,13 @@ from fednormec.engine.round import Round
 
 
 class Measured(NamedTuple):
-    """memory_error: max_i ||P_i(x) - v_i||; tracking_error: ||v - mean_i v_i||; gradient_norm: ||grad f(x)||."""
+    """Figures of a round that the guarantees speak of. Not private.
+
+    Attributes:
+        memory_error: max_i ||P_i(x) - v_i||.
+        tracking_error: ||v - mean_i v_i||.
+        gradient_norm: ||grad f(x)||.
+    """
 
     memory_error: float
     tracking_error: float
@@ -21,12 +27,19 @@ class Measured(NamedTuple):
 
 
 def can_measure(algorithm: Algorithm) -> bool:
-    """Whether a method is error feedback with one memory per client, which all clients keep up to date."""
+    """Returns whether a method is error feedback with one memory per client, which all clients keep up to date."""
     return algorithm.idle_clients_advance and algorithm.memory_slots == 1
 
 
 def measure(problem: Problem, algorithm: Algorithm, r: Round, seed: int = 0) -> Measured:
-    """The figures after a round of an error-feedback method with one memory per client."""
+    """Measures the figures after a round of an error-feedback method with one memory per client.
+
+    Args:
+        problem: the problem.
+        algorithm: the method.
+        r: the round.
+        seed: seed of the run, for local randomness.
+    """
     moment, memory = Moment(seed, r.number + 1), r.memory
     errors = [
         (algorithm.local.run(problem, r.x, ids, moment, None).double() - memory[ids[0] : ids[-1] + 1]).norm(dim=1).max()
@@ -37,7 +50,7 @@ def measure(problem: Problem, algorithm: Algorithm, r: Round, seed: int = 0) -> 
 
 
 def gradient_norms(problem: Problem, x: Tensor) -> tuple[float, float]:
-    """||grad f(x)|| and max_i ||grad f_i(x)||."""
+    """Returns ||grad f(x)|| and max_i ||grad f_i(x)||."""
     total, largest = x.double() * 0, 0.0
     for ids in tiles(problem):
         rows = problem.grad(x, ids).double()
@@ -47,6 +60,6 @@ def gradient_norms(problem: Problem, x: Tensor) -> tuple[float, float]:
 
 
 def tiles(problem: Problem) -> list[np.ndarray]:
-    """All clients, as many at once as the problem takes."""
+    """Returns the ids of all clients, as many at once as the problem takes."""
     m, size = problem.num_clients, problem.tile
     return [np.arange(start, min(start + size, m)) for start in range(0, m, size)]
