@@ -78,8 +78,10 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
 def require_room(what: str, size: int, advice: str) -> None:
     """Raises UserError if something is larger than the machine's memory.
 
-    Without it the system would end the process without a word.
+    Without it the system would end the process without a word. Passes if the system does not say how much there is.
     """
+    if not hasattr(os, "sysconf"):
+        return
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > there:
         raise UserError(f"{what} would take {size / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f}: {advice}.")

@@ -1,6 +1,5 @@
 """Files that survive a crash: whole or not there, line by line, and one process at a time."""
 
-import fcntl
 import hashlib
 import json
 import math
@@ -9,11 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO
 
 from fednormec.errors import NotWritten, UserError
 
 PART = ".part"  # what a crash can leave: a file that did not come to its end
+NO_LOCKS = (
+    "run folders, ledgers, sweeps, data fetch and federations are not supported on this system, whose Python has no "
+    "file locks (fcntl): use Linux, macOS or WSL; fn.train in Python and the other commands work here."
+)
 
 
 @contextmanager
@@ -47,11 +51,13 @@ class Lines:
     """
 
     def __init__(self, path: Path, new: bool) -> None:
+        require_locks()
         self._path = path
         with _said(path):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0), 0o666)
             try:
-                self._lock()
+                if not lock(self._file):
+                    raise UserError(f"another process is at work in {path.parent}: wait for its end.")
                 if new:
                     sync_folder(path.parent)  # the name of a new file must be on the disk, too
             except BaseException:
@@ -85,17 +91,52 @@ class Lines:
     def close(self) -> None:
         os.close(self._file)
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is at work in {self._path.parent}: wait for its end.") from None
-        except OSError:
-            pass  # a file system without locks
+
+class Lock:
+    """A file that one process at a time can hold, made with its folder where there is none. Closed, it is let go."""
+
+    def __init__(self, path: Path) -> None:
+        require_locks()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+
+    def take(self, wait: bool = False) -> bool:
+        """Whether this process holds it now; with `wait` not before it does."""
+        return lock(self._file, wait)
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)
+
+
+def require_locks() -> None:
+    """Raises UserError if there are no file locks (Windows); to be asked before anything is written."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        raise UserError(NO_LOCKS) from None
+
+
+def lock(file: int, wait: bool = False) -> bool:
+    """Locks an open file until it is closed; False if another process holds it. With `wait` it waits for that one."""
+    require_locks()
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks
+    return True
 
 
 def sync_folder(folder: Path) -> None:
     """What the folder's files are called is on the disk."""
+    if os.name == "nt":
+        return  # where a folder cannot be opened
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)

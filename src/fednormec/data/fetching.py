@@ -23,6 +23,7 @@ from fednormec.data.formats import CIFAR_ARCHIVE, CIFAR_PACKAGE, IDX_FILES, MAX_
 from fednormec.data.images import IMAGE_SETS, ImageSet, read_cache
 from fednormec.data.names import built_in_name
 from fednormec.errors import UserError, known
+from fednormec.files import Lock
 
 Show = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -306,22 +307,17 @@ def _write(images: ImageSet, rows: np.ndarray) -> None:
 @contextmanager
 def _alone(images: ImageSet, say: Say) -> Iterator[None]:
     """Locks the cache of a set: no other process fetches the same set meanwhile."""
-    import fcntl  # not everywhere; without it everything but fetching works
-
-    lock = images.path.with_suffix(".lock")
+    path = images.path.with_suffix(".lock")
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "w")  # noqa: SIM115 (closed below)
+        lock = Lock(path)
     except OSError as error:
         raise UserError(
-            f"the cache folder {lock.parent} cannot be used: {_reason(error)}; set FEDNORMEC_DATA."
+            f"the cache folder {path.parent} cannot be used: {_reason(error)}; set FEDNORMEC_DATA."
         ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with lock:
+        if not lock.take():
             say(f"another process is fetching {images.name}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock.take(wait=True)
         yield
 
 

@@ -39,7 +39,7 @@ from fednormec.federation.messages import Refused, Reply, Request, read_reply, r
 from fednormec.federation.node import Server, take_part
 from fednormec.federation.transport import Link, LinkGrid, Listen, asked, listening
 from fednormec.federation.wire import Wire
-from fednormec.files import Lines, replace_text, to_json
+from fednormec.files import Lines, replace_text, require_locks, to_json
 from fednormec.privacy.mechanism import Plan
 from fednormec.runs.records import finished
 from fednormec.runs.runner import Site, go_on, perform
@@ -67,6 +67,7 @@ class Serving(NamedTuple):
 
 def serve(folder: Path, how: Serving, stop: Callable[[], bool]) -> dict[str, Any]:
     """Trains with the clients that connect, or goes on where that was interrupted; returns the run's summary."""
+    require_locks()  # now, not after a wait for clients
     federation = for_server(read_federation(folder), folder)
     plan = federation.plan
     require_consent(plan, how.not_private)
@@ -109,6 +110,7 @@ def join(
     not_private: bool = False,
 ) -> None:
     """Takes part in a federation as the client whose folder this is, with one's own data."""
+    require_locks()
     name = name or folder.resolve().name
     federation = for_client(read_federation(folder), name, own_data(data))
     plan = federation.plan

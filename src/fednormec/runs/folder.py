@@ -20,7 +20,7 @@ from torch import Tensor
 from fednormec.config.schema import Section, dump
 from fednormec.engine.record import Record
 from fednormec.errors import NotWritten, UserError
-from fednormec.files import PART, Lines, digest, replace_text, replaced, to_json
+from fednormec.files import PART, Lines, digest, replace_text, replaced, require_locks, to_json
 from fednormec.privacy.ledger import Ledger
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement
@@ -166,6 +166,7 @@ def default_path(name: str, under: Path = Path("runs")) -> Path:
 
 def _fresh(path: Path) -> Lines:
     """A folder that is there and holds nothing but the open metrics."""
+    require_locks()
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in path.iterdir())

@@ -5,7 +5,6 @@ takes its process with it, is noted and the others go on; the next command tries
 command.
 """
 
-import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fednormec.config.schema import Config, changed, dump
 from fednormec.engine.record import Record
 from fednormec.errors import Stopped, UserError
+from fednormec.files import Lock
 from fednormec.runs.interrupts import asked_to_stop
 from fednormec.runs.progress import News
 from fednormec.runs.records import Summary, finished
@@ -290,15 +290,10 @@ def _make_room(cell: Cell, folder: Path) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     """Two commands on one folder would run every cell twice: the second is refused."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+        lock = Lock(folder / ".lock")
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be used: {error.strerror or error}.") from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another command is at work in {folder}: wait for it, or choose another --out.") from None
+    with lock:
+        if not lock.take():
+            raise UserError(f"another command is at work in {folder}: wait for it, or choose another --out.")
         yield
-    finally:
-        os.close(file)
