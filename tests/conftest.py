@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,18 @@ from command import Command, Said
 from hypothesis import settings
 
 from fednormec.cli.main import main
+from fednormec.config import datasets
 
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _digits_are_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "digits", cache(datasets.digits))
+        yield
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-HOUSE = Path(__file__).parent.parent / "src" / "fednormec"
+HOUSE = ROOT / "src" / "fednormec"
 ORDER = (
     "errors", "files", "drawing", "core", "algorithms", "problems", "data", "privacy", "engine", "config", "theory",
     "runs", "results", "sweeps", "audit", "federation", "cli",

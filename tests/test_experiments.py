@@ -11,6 +11,7 @@ import private_at_scale
 import pytest
 import rates
 import torch
+from paths import ROOT
 from scipy.optimize import brentq
 
 import fednormec as fn
@@ -19,7 +20,7 @@ from fednormec.results.reading import find_runs
 from fednormec.theory.setting import Constants, constants_of
 from fednormec.theory.watch import measure
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+EXPERIMENTS = ROOT / "experiments"
 GAMMA = 1 / 16  # 1/(2L) in the least example
 LEFT = torch.tensor([-5.0], dtype=torch.float64)
 

@@ -18,12 +18,12 @@ import observers
 import own_model_and_data
 import pytest
 import quickstart
+from paths import ROOT
 
 from fednormec.algorithms.methods import METHODS
 from fednormec.data.images import IMAGE_SETS
 from fednormec.engine.ray_cluster import ONLY_THIS_MACHINE
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", README, re.S) for kind in ("sh", "python", "text")}
 COMMANDS = [line.partition("#")[0].strip() for line in BLOCKS["sh"][1].splitlines()]

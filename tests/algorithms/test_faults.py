@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command, sentence, sets
+from simulations import build
 
 import fednormec as fn
 from fednormec.algorithms.faults import FAULTS
@@ -18,9 +19,8 @@ BOUNDED = [name for name, method in METHODS.items() if method.can_be_private]
 CLIENTS, DIM, ROUNDS = 12, 8, 15
 
 
-def build(name: str, fault, clients=(1, 5, 11)) -> fn.Algorithm:
-    method = METHODS[name]
-    algorithm = method.build(fn.gd(0.3, 2)) if method.takes_local else method.build()
+def with_fault(name: str, fault, clients=(1, 5, 11)) -> fn.Algorithm:
+    algorithm = build(name)
     return algorithm._replace(local=fn.faulty(algorithm.local, fault, clients))
 
 
@@ -42,7 +42,7 @@ def watched(algorithm: fn.Algorithm, seen: list[float]) -> fn.Algorithm:
 def test_bounded_methods_survive_any_client(name, kind, dtype):
     problem = fn.random_quadratic(CLIENTS, DIM, seed=1, dtype=dtype)
     seen: list[float] = []
-    algorithm = watched(build(name, FAULTS[kind]), seen)
+    algorithm = watched(with_fault(name, FAULTS[kind]), seen)
     for idle in ("advance", "sleep"):
         for r in fn.simulate(problem, algorithm, fn.poisson(0.7, idle), fn.Privacy(noise_std=0.5), rounds=ROUNDS):
             faulty = np.isin(r.cohort.computing, [1, 5, 11]).sum()
@@ -59,9 +59,9 @@ def test_one_client_moves_the_sum_by_no_more_than_the_radius(name):
     problem = fn.random_quadratic(CLIENTS, DIM, seed=2)
     sums = {}
     for kind, fault in (("honest", torch.clone), *FAULTS.items()):
-        (r,) = fn.simulate(problem, build(name, fault, [4]), rounds=1)
+        (r,) = fn.simulate(problem, with_fault(name, fault, [4]), rounds=1)
         sums[kind] = r.released
-    radius = build(name, torch.clone).bound.radius
+    radius = with_fault(name, torch.clone).bound.radius
     for kind in FAULTS:
         assert torch.linalg.vector_norm(sums[kind] - sums["honest"]) <= 2 * radius * (1 + 1e-12)
     assert not torch.equal(sums["huge"], sums["honest"])
@@ -71,14 +71,14 @@ def test_one_client_moves_the_sum_by_no_more_than_the_radius(name):
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BOUNDED])
 def test_methods_without_a_bound_leave_out_what_is_no_number(name, kind):
     problem = fn.random_quadratic(CLIENTS, DIM, seed=1)
-    for r in fn.simulate(problem, build(name, FAULTS[kind]), rounds=ROUNDS):
+    for r in fn.simulate(problem, with_fault(name, FAULTS[kind]), rounds=ROUNDS):
         assert r.left_out == 3
         assert r.server.x.isfinite().all() and r.memory.isfinite().all()
 
 
 def test_all_clients_broken_leaves_the_model_to_the_noise():
     problem = fn.random_quadratic(CLIENTS, DIM, seed=1)
-    algorithm = build("fed_normec", FAULTS["not_a_number"], range(CLIENTS))
+    algorithm = with_fault("fed_normec", FAULTS["not_a_number"], range(CLIENTS))
     done = fn.train(problem, algorithm, privacy=fn.Privacy(noise_std=0.5), rounds=5)
     assert [line["not_private"]["left_out"] for line in done.history] == [CLIENTS] * 5
     assert done.x.isfinite().all()

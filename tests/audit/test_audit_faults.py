@@ -1,15 +1,15 @@
 """The faults of `make audit-faults`: each is found, and docs/privacy.md has what was measured."""
 
 import json
-from pathlib import Path
 
 import audit_faults
 import pytest
+from paths import ROOT
 
 from fednormec.audit import audit
 
 STORED = json.loads((audit_faults.HERE / "results.json").read_text())
-PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
+PAGE = ROOT / "docs" / "privacy.md"
 PLAIN = {  # large enough for few rounds
     "noise level": 0.05, "beyond 1,000": 0.2, "left out": 0.05, "lag 2": 0.1, "noise of three": 1.0,
     "rate": 0.05, "three cohorts": 1.0, "three clients": 1.0, "length": 0.05, "momentum": 1e-6,

@@ -1,34 +1,32 @@
 """The command line: what a person or a script sees, and that a mistake costs one sentence and leaves nothing behind."""
 
 import io
-import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 from command import Command, sentence, sets
+from paths import PLAIN, ROOT
+from strict_json import strictly
 from typer.main import get_command
 
 import fednormec as fn
 import fednormec.config.datasets
-import fednormec.config.schema
+import fednormec.config.settings
 from fednormec.algorithms.methods import METHODS
 from fednormec.cli.main import app, main
 from fednormec.data.images import IMAGE_SETS
 from fednormec.problems.models import MODELS
 from fednormec.runs.summary import describe
 
-ROOT = Path(__file__).parents[2]
 TOMLS = sorted(path for part in ("src", "experiments", "examples", "docs") for path in (ROOT / part).rglob("*.toml"))
-PLAIN = ROOT / "examples" / "not_private.toml"
 LINE = re.compile(r"round (\d+)/(\d+)  [\d.]+ (?:rounds/s|s/round)  ETA \d+ s  loss [\d.]+  accuracy [\d.]+%")
 X = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
 Y = np.arange(24) % 3
@@ -38,19 +36,9 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
-def _digits_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fednormec.config.datasets, "digits", digits)
-
-
-@pytest.fixture(autouse=True)
 def _without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of what is said here has nothing to do with privacy; test_private_runs.py is about what has."""
-    monkeypatch.setattr(fednormec.config.schema, "QUICKSTART", PLAIN)
-
-
-@cache
-def digits() -> fn.data.Examples:
-    return fn.data.digits()
+    monkeypatch.setattr(fednormec.config.settings, "QUICKSTART", PLAIN)
 
 
 @pytest.fixture
@@ -75,17 +63,6 @@ def files(folder: Path) -> dict[str, bytes | None]:
 def separately(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     return subprocess.run([sys.executable, "-m", "fednormec", *arguments], capture_output=True, text=True)
-
-
-def strictly(text: str) -> dict[str, object]:
-    """JSON as the standard has it, without NaN and Infinity."""
-
-    def fail(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    found = json.loads(text, parse_constant=fail)
-    assert isinstance(found, dict)
-    return found
 
 
 # mistakes in settings
@@ -455,7 +432,7 @@ def test_a_mistake_in_a_process_of_its_own(tmp_path: Path, overrides: str) -> No
 
 WITHOUT_TORCH = """
 import sys
-from fednormec.cli import app, main
+from fednormec.cli.main import main
 sys.argv[0] = "fednormec"
 try:
     main()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paths import PLAIN
 
 import fednormec as fn
 import fednormec.config.datasets
@@ -65,9 +66,6 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
 
 def nothing(number: int, plan: Plan) -> None:
     pass
-
-
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 
 
 def quickstart(*overrides: str) -> Experiment:
@@ -380,7 +378,7 @@ def test_any_setting_works_or_is_refused_in_a_sentence(
 ) -> None:
     try:
         experiment = quickstart(*chosen)
-        start(experiment, nothing)
+        start(experiment, fn.Threads(), nothing)
     except UserError as error:
         assert str(error)
     else:
@@ -434,7 +432,7 @@ def test_any_edit_of_the_quickstart_works_or_is_refused_in_a_sentence(
         if not modest(config):
             return
         experiment = assemble(config)
-        start(experiment, nothing)
+        start(experiment, fn.Threads(), nothing)
     except UserError as error:
         assert str(error)
     else:
@@ -575,7 +573,8 @@ def test_what_the_clients_are_called_does_not_matter(tmp_path: Path, names: list
         np.savez(tmp_path / "all.npz", x=X, y=Y, client=ids[[0, 1, 2, 0, 1, 2]])
         *_, last = start(
             quickstart(f"data.source={tmp_path / 'all.npz'}", "run.rounds=2", "data.test_fraction=0"),
-            lambda number, plan: None,
+            fn.Threads(),
+            nothing,
         )
         ends.append(last.x)
     assert torch.equal(ends[0], ends[1])

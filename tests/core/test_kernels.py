@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from command import Command
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_neural import EQUAL, MODELS, clients, one_client_gradient
+from networks import EQUAL, MODELS, clients, one_client_gradient
 from torch import nn
 
 import fednormec as fn

@@ -1,15 +1,14 @@
 """A claim that no method can talk its way around: the engine measures what it adds, and tries the rest before."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_federation import LOCAL, NAMES, Network, config, party
-from test_simulation import build, mlp_problem
+from paths import ROOT
+from simulations import build, mlp_problem
 
 import fednormec as fn
 from fednormec.core import kernels
@@ -18,7 +17,6 @@ from fednormec.core.bounds import Adding, TooLong, clip, smooth_normalize
 from fednormec.core.vectors import norm_error
 from fednormec.engine import planning
 from fednormec.errors import BoundBroken, UserError
-from fednormec.federation import client as federated
 
 CLIP = fn.dp_fed_avg_clip(fn.gd(0.1))
 PRIVACY = fn.Privacy(noise_std=1.0)
@@ -350,29 +348,7 @@ def test_a_momentum_kept_unbounded_is_found():
 
 
 def test_the_example_of_the_docs_passes(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "algorithm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(compile(code, "docs/algorithm.md", "exec"), {})
     assert capsys.readouterr().out.startswith("mine: passed\n")
-
-
-# in a federation: each client for itself
-
-
-def test_a_client_of_a_federation_does_not_send_what_its_bound_does_not_give(tmp_path, monkeypatch):
-    net = Network(config(privacy=LOCAL, participation={"name": "full"}), tmp_path)
-    right = federated.computed
-
-    def longer(problem, algorithm, *rest):
-        message, left_out = right(problem, algorithm, *rest)
-        return fn.Messages(message.whole() * 5), left_out
-
-    next(rounds := net.rounds())
-    monkeypatch.setattr(federated, "computed", longer)
-    after = next(rounds)
-    assert after.left_out == len(NAMES) and any("the method here broke its bound" in said for said in net.said)
-    assert not any("length" in said for said in net.said)  # a figure of the client's data: for its owner alone
-    told = []
-    alone = federated.answering(party(net.asked, 0), 0, tmp_path / NAMES[0], told.append)
-    alone(next(iter(net.requests[-1].values()))._replace(round=9))
-    assert any("promises at most 1" in said for said in told)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from paths import PLAIN
 
 import fednormec as fn
 from fednormec.config.schema import read
@@ -15,7 +16,6 @@ from fednormec.runs import checkpoint
 from fednormec.runs.runner import perform
 
 QUICK = fn.random_quadratic(40, 30, parts=2, heterogeneity=1.0, seed=0)
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("participation", [fn.full(), fn.poisson(0.4), fn.poisson(0.4, "sleep")])
@@ -63,7 +63,7 @@ def test_what_is_done_with_need_not_be_resident(tmp_path, monkeypatch):
 
 def test_pages_that_a_neighbour_shares_are_kept(tmp_path):
     """Rows of 1,000 bytes do not begin where pages do: what is written must be there afterwards."""
-    memories = Memories((100, 250), torch.float32, CPU, tmp_path)
+    memories = Memories((100, 250), torch.float32, folder=tmp_path)
     expected = torch.arange(100 * 250, dtype=torch.float32).view(100, 250)
     for first in range(0, 100, 7):
         memories.rows[first : first + 7] = expected[first : first + 7]
@@ -75,7 +75,7 @@ def test_pages_that_a_neighbour_shares_are_kept(tmp_path):
 
 
 def test_nothing_is_left_behind(tmp_path):
-    config = read(Path(__file__).parents[2] / "examples" / "not_private.toml", ["run.rounds=2", "run.memories=file"])
+    config = read(PLAIN, ["run.rounds=2", "run.memories=file"])
     perform(config, "test", tmp_path / "out", quiet=True)
     assert "model.safetensors" in {path.name for path in (tmp_path / "out").iterdir()}
     assert not [path for path in (tmp_path / "out").iterdir() if path.stat().st_size > 10**6]

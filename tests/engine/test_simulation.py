@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from simulations import LOCAL, build, finish, mlp_problem
 
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
@@ -18,27 +19,8 @@ from fednormec.core.randomness import generator
 from fednormec.engine import planning
 from fednormec.engine.planning import evaluation_interval
 
-LOCAL = fn.gd(0.3, steps=2)
 QUADRATIC = fn.random_quadratic(11, 5, parts=3, heterogeneity=1.0, seed=0)
 NOBODY = Participation("nobody", lambda m: 0.5, lambda m, rng: np.zeros(m, bool), "advance")
-
-
-def mlp_problem(clients=9, sizes=None, dtype=torch.float32, **settings):
-    rng = np.random.default_rng(0)
-    sizes = sizes or [8] * clients
-    module = fn.models.mlp((6,), 3, hidden=(5,))
-    fn.models.reset(module, np.random.default_rng(1))
-    pairs = [(rng.standard_normal((n, 6)), rng.integers(0, 3, n)) for n in sizes]
-    return fn.NeuralProblem(module, pairs, dtype=dtype, **settings)
-
-
-def build(name):
-    return METHODS[name].build(LOCAL) if METHODS[name].takes_local else METHODS[name].build()
-
-
-def finish(problem, algorithm, participation=None, noise=None, rounds=6, seed=1, **settings):
-    *_, last = fn.simulate(problem, algorithm, participation, noise, rounds=rounds, seed=seed, **settings)
-    return last
 
 
 PROBLEMS = {

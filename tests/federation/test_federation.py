@@ -6,39 +6,43 @@ import io
 import json
 import math
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
-from command import Command, free_port, sentence
+from command import Command, sentence
+from federated import (
+    DIM,
+    LOCAL,
+    NAMES,
+    PRIVATE,
+    ROUNDS,
+    Network,
+    config,
+    data,
+    in_process,
+    mean_of_memories,
+    party,
+    request_for,
+)
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.supercore.run import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
-from fednormec.config.assemble import assemble
-from fednormec.config.schema import Config
-from fednormec.data import Examples, from_arrays
-from fednormec.engine.round import Resumed, Round, record
+from fednormec.data import Examples
+from fednormec.engine.round import Round, record
 from fednormec.errors import Stopped, UserError, visible
-from fednormec.federation import keys, node
-from fednormec.federation import transport as link
-from fednormec.federation.agreement import Federation, for_client, for_server, read_federation
-from fednormec.federation.client import Answer, answering, client_app, own_data
+from fednormec.federation import client as at_client
+from fednormec.federation import keys
+from fednormec.federation.agreement import for_client, for_server, read_federation
+from fednormec.federation.client import answering, own_data
 from fednormec.federation.client_state import Kept, Store
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.messages import (
@@ -51,9 +55,6 @@ from fednormec.federation.messages import (
     Request,
     packed,
     read_reply,
-    read_request,
-    reply_record,
-    request_record,
     unpacked,
 )
 from fednormec.federation.provision import add, make
@@ -63,96 +64,6 @@ from fednormec.privacy.mechanism import Mechanism
 from fednormec.privacy.statement import state
 from fednormec.runs import checkpoint as checkpoints
 from fednormec.runs.runner import Site, go_on, perform
-
-NAMES = ("north", "south", "east", "west")
-FEATURES, CLASSES, ROUNDS = 5, 3, 6
-DIM = (FEATURES + 1) * CLASSES
-PRIVATE = {"noise_std": 0.7, "trust": "central"}
-LOCAL = {"noise_std": 0.7, "trust": "local"}
-
-
-def config(**sections: dict[str, Any]) -> Config:
-    """A small federation in float64, with local work that draws its order from the client's number."""
-    base: Config = {
-        "model": {"name": "linear"},
-        "local": {"name": "sgd", "step": 0.5, "steps": 3, "batch_size": 4},
-        "method": {"name": "fed_normec", "beta": 0.3, "server_step": 0.5, "server_normalization": False},
-        "participation": {"name": "poisson", "p": 0.7, "idle": "sleep"},
-        "run": {"rounds": ROUNDS, "seed": 3, "dtype": "float64"},
-        "federation": {"clients": list(NAMES), "inputs": [FEATURES], "classes": CLASSES, "deadline": 20.0},
-    }
-    return base | sections
-
-
-def data() -> list[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(0)
-    return [(rng.standard_normal((8 + i, FEATURES)), rng.integers(0, CLASSES, 8 + i)) for i in range(len(NAMES))]
-
-
-def party(asked: Config, client: int) -> Federation:
-    return for_client(asked, NAMES[client], Examples(*data()[client]))
-
-
-class Network:
-    """All clients of a federation in this process, and a wire between: every message is what Flower would carry. Tests
-    put what goes wrong into `between`, which sees each client's answer and returns what arrives, or None."""
-
-    def __init__(self, asked: Config, folder: Path, run: str = "a") -> None:
-        self.asked, self.folder, self.run = asked, folder, run
-        self.server = for_server(asked, folder)
-        self.clients: list[Answer] = []
-        self.said: list[str] = []
-        self.requests: list[dict[int, Request]] = []
-        self.between: Callable[[int, Request, Reply], Reply | None] = lambda client, request, reply: reply
-        for i, name in enumerate(NAMES):
-            (folder / name).mkdir(exist_ok=True)
-            self.clients.append(answering(party(asked, i), i, folder / name))
-
-    def ask(self, requests: Mapping[int, Request]) -> dict[int, Reply | Refused]:
-        self.requests.append(dict(requests))
-        answers: dict[int, Reply | Refused] = {}
-        for client, request in requests.items():
-            memory = 0 if request.memory is None else len(request.memory)
-            arrived = read_request(request_record(request), len(request.x), memory, request.x.dtype)
-            reply = self.between(client, request, self.clients[client](arrived))
-            if reply is not None:
-                size = self.server.experiment.algorithm.message_slots * len(request.x)
-                answers[client] = understood(reply_record(reply), size, request.x.dtype)
-        return answers
-
-    def rounds(self, resume: checkpoints.Checkpoint | None = None) -> Any:
-        experiment = self.server.experiment
-        place = Wire(NAMES, lambda: self.run, self.server.agreed, self.ask, self.said.append)
-        return fn.simulate(
-            experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy,
-            rounds=experiment.run.rounds, seed=experiment.run.seed, on=place,
-            resume=None if resume is None else Resumed(resume),
-        )  # fmt: skip
-
-    def memory(self, client: int, round: int) -> torch.Tensor:
-        """A client's memory after the last of its rounds that counted."""
-        algorithm = self.server.experiment.algorithm
-        store = Store(self.folder / NAMES[client], self.run, DIM, algorithm.message_slots * DIM, torch.float64)
-        found = store.load().after(round)
-        assert found is not None
-        return found
-
-
-def understood(content: RecordDict, size: int, dtype: torch.dtype) -> Reply | Refused:
-    try:
-        return read_reply(content, size, dtype)
-    except Refused as why:
-        return why
-
-
-def in_process(asked: Config) -> list[Round]:
-    whole = assemble({k: v for k, v in asked.items() if k != "federation"}, from_arrays(data()))
-    return [
-        r._replace(server=r.server)
-        for r in fn.simulate(
-            whole.problem, whole.algorithm, whole.participation, whole.privacy, rounds=ROUNDS, seed=whole.run.seed
-        )
-    ]
 
 
 def assert_same(wire: list[Round], process: list[Round]) -> None:
@@ -229,11 +140,6 @@ def test_what_clients_send_is_paid_for_before_they_are_asked(tmp_path):
 # the memory
 
 
-def mean_of_memories(network: Network, r: Round) -> torch.Tensor:
-    counted = r.memory[:, 0].int().tolist()
-    return sum(network.memory(i, c) for i, c in enumerate(counted)) / len(NAMES)
-
-
 def test_a_late_answer_counts_on_neither_side(tmp_path):
     """The server's memory stays the mean of the clients', whoever was late: the rule for sleeping clients."""
     network = Network(config(), tmp_path)
@@ -274,11 +180,6 @@ def test_a_client_that_missed_rounds_goes_on_where_it_was(tmp_path):
             assert torch.equal(network.memory(1, 1), before)
             assert r.missed == 1
             assert r.computed == len(NAMES) - 1
-
-
-def request_for(network: Network, round: int, base: int, x: float = 0.1, sends: bool = True) -> Request:
-    model = torch.full((DIM,), x, dtype=torch.float64)
-    return Request(network.run, network.server.agreed, round, base, sends, b"n" * 16, model)
 
 
 @pytest.mark.parametrize("privacy", [None, LOCAL | {"randomness": "secure"}])
@@ -354,17 +255,6 @@ def test_nothing_is_paid_for_before_a_client_is_there_that_can_take_part(tmp_pat
     assert happened == [{0, 1, 2, 3}, 1, {0, 1, 2, 3}, 2, {0, 1, 3}, 3]
 
 
-def test_bytes_that_flower_cannot_decode_are_no_message():
-    class State:
-        object_store = property(lambda self: self)
-        get_object_tree = staticmethod(lambda key: ObjectTree(object_id=key))
-        get_object = staticmethod(lambda run, key: b"ConfigRecord  3\0\xff\xff\xff")
-
-    grid = link.LinkGrid(State(), Run.create_empty(1))
-    reply = SimpleNamespace(metadata=SimpleNamespace(message_id="0" * 64))
-    assert grid._content(reply) == RecordDict()
-
-
 def test_a_client_that_lost_its_disk_is_set_aside(tmp_path):
     """What it would send from zero would come on top of what it sent before."""
     network = Network(config(participation={"name": "full"}), tmp_path)
@@ -422,6 +312,43 @@ def test_a_server_that_goes_on_from_its_checkpoint_asks_for_the_same_again(tmp_p
     torch.testing.assert_close(rest[-1].server.memory, mean_of_memories(network, rest[-1]), rtol=1e-9, atol=1e-12)
 
 
+def test_lost_is_what_a_client_says_who_lost(tmp_path):
+    network = Network(config(), tmp_path)
+    reply = network.clients[0](request_for(network, 5, 4))
+    assert (reply.status, reply.round, reply.message) == (LOST, 0, None)
+
+
+def test_when_all_have_lost_their_memory_nobody_pays_for_empty_rounds(tmp_path):
+    network = Network(config(participation={"name": "full"}), tmp_path)
+    with pytest.raises(UserError, match="--forget-memories"):
+        for r in network.rounds():
+            if r.number == 2:
+                for name in NAMES:
+                    (tmp_path / name / "memory-a.safetensors").unlink()
+    assert len(network.said) == len(NAMES)
+
+
+def test_a_run_of_a_federation_stops_forgets_and_goes_on(tmp_path):
+    """The whole way of `serve` but for Flower: folder, records, ledger, checkpoint, statement."""
+    asked = config(participation={"name": "full"}, privacy=LOCAL)
+    network = Network(asked, tmp_path)
+    place = Wire(NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append)
+    says = besides(network.server.plan.mechanism, insecure=False)
+    site = Site(lambda found: for_server(found, tmp_path).experiment, place, says, "serve again")
+    stops = iter([False, False, True])
+    with pytest.raises(Stopped, match=r"stopped after round 3. To go on: serve again"):
+        perform(asked, "run", tmp_path / "run", quiet=True, stop=lambda: next(stops), site=site)
+    (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
+    summary = go_on(tmp_path / "run", quiet=True, site=site._replace(forgets=True))
+    assert (summary["rounds"], summary["status"]) == (ROUNDS, "done")
+    assert all(request.base == 0 for request in network.requests[3].values())
+    assert network.said == []
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["not_private"]["missed"] for line in lines] == [0] * ROUNDS
+    assert "drop-outs" in summary["statement"]
+    assert fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds == ROUNDS
+
+
 def test_what_a_client_keeps_is_whole_or_not_there(tmp_path, monkeypatch):
     store = Store(tmp_path, "a", 3, 2, torch.float32)
     assert store.load().round == 0
@@ -438,6 +365,25 @@ def test_what_a_client_keeps_is_whole_or_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="of another model"):
         Store(tmp_path, "a", 4, 2, torch.float32).load()
     assert Store(tmp_path, "b", 4, 2, torch.float32).load().round == 0  # another training's
+
+
+def test_a_client_of_a_federation_does_not_send_what_its_bound_does_not_give(tmp_path, monkeypatch):
+    net = Network(config(privacy=LOCAL, participation={"name": "full"}), tmp_path)
+    right = at_client.computed
+
+    def longer(problem, algorithm, *rest):
+        message, left_out = right(problem, algorithm, *rest)
+        return fn.Messages(message.whole() * 5), left_out
+
+    next(rounds := net.rounds())
+    monkeypatch.setattr(at_client, "computed", longer)
+    after = next(rounds)
+    assert after.left_out == len(NAMES) and any("the method here broke its bound" in said for said in net.said)
+    assert not any("length" in said for said in net.said)  # a figure of the client's data: for its owner alone
+    told = []
+    alone = at_client.answering(party(net.asked, 0), 0, tmp_path / NAMES[0], told.append)
+    alone(next(iter(net.requests[-1].values()))._replace(round=9))
+    assert any("promises at most 1" in said for said in told)
 
 
 # hostile messages
@@ -709,6 +655,13 @@ def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path
         assert "TLS" in text
 
 
+def test_a_client_is_told_what_is_promised_and_whom_it_trusts():
+    said = promise(party(config(privacy={"epsilon": 3.0, "trust": "local"}), 0).plan)
+    assert said.startswith("this federation promises, after 6 rounds, ε ≤ 3.00 at δ = 1e-05 for each client (local")
+    assert "nobody is trusted with an exact message" in said
+    assert "nothing" in promise(None)
+
+
 # the commands
 
 
@@ -754,266 +707,6 @@ def test_nobody_takes_part_in_what_protects_nobody_unasked(fednormec_: Command, 
             assert "--not-private" in found.err
 
 
-# Flower, in this process
-
-
-@pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "LONGEST", 0.2)
-
-
-class Running:
-    """A server's link on loopback, with TLS, and clients that connect to it from threads."""
-
-    def __init__(self, folder: Path, asked: Config) -> None:
-        self.folder, self.asked, self.port = folder, asked, free_port()
-        self.authority = (folder / "ca.crt").read_bytes()
-        public = [public_key_to_bytes(keys.public_key(folder / "keys" / f"{name}.pub")) for name in NAMES]
-        self.link, self.over = link.Link(public), threading.Event()
-        self.said: list[str] = []
-        self.threads: list[threading.Thread] = []
-        self.connections: list[Connection] = []
-
-    def where(self) -> link.Listen:
-        return link.Listen("127.0.0.1", self.port, str(self.folder / "server.key"), str(self.folder / "server.crt"))
-
-    def join(self, client: int, key: Any = None) -> threading.Thread:
-        home = self.folder / "clients" / NAMES[client]
-        app = client_app(party(self.asked, client), client, home, self.said.append, self.over.set)
-        server = node.Server(f"localhost:{self.port}", self.authority)
-        mine = key or keys.private_key(home / "node.key")
-        work = threading.Thread(
-            target=node.take_part,
-            args=(server, mine, app, self.over.is_set, lambda: False, self.said.append),
-            daemon=True,
-        )
-        work.start()
-        self.threads.append(work)
-        return work
-
-    def by_hand(self, client: int) -> "Connection":
-        self.connections.append(Connection(self, client))
-        return self.connections[-1]
-
-    def leave(self) -> None:
-        """All clients go before the server does."""
-        self.over.set()
-        for one in self.threads:
-            one.join(10.0)
-        for other in self.connections:
-            other.client.close()
-
-
-@contextmanager
-def running(tmp_path: Path, asked: Config) -> Any:
-    folder = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:1", None)
-    found = Running(folder, asked)
-    with link.listening(found.link, found.where(), 10_000), found.link.grid() as grid:
-        try:
-            yield found, grid
-        finally:
-            found.leave()
-
-
-def content_for(found: Running, round: int, base: int = 0, dim: int = DIM) -> RecordDict:
-    agreed = for_server(found.asked, found.folder).agreed
-    x = torch.full((dim,), 0.1, dtype=torch.float64)
-    return request_record(Request("a", agreed, round, base, True, b"n" * 16, x))
-
-
-def test_flower_carries_requests_and_answers(tmp_path):
-    with running(tmp_path, config()) as (found, grid):
-        for client in range(3):
-            found.join(client)
-        wait_until(lambda: len(found.link.here()) == 3)
-        begun = time.monotonic()
-        answers = link.asked(found.link, grid, {i: content_for(found, 1) for i in range(4)}, 20.0)
-        assert sorted(answers) == [0, 1, 2]  # nobody waits for one that never came
-        assert time.monotonic() - begun < 10
-        for client, message in answers.items():
-            request = read_request(content_for(found, 1), DIM, 0, torch.float64)
-            (tmp_path / NAMES[client]).mkdir()
-            direct = answering(party(found.asked, client), client, tmp_path / NAMES[client])(request)
-            assert torch.equal(read_reply(message.content, DIM, torch.float64).message, direct.message)
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
-
-
-def test_a_round_has_a_deadline_and_the_next_does_not_wait(tmp_path, monkeypatch):
-    """A client fetches its request and is never heard of again."""
-    monkeypatch.setattr(link, "SILENCE", 1.0)
-    with running(tmp_path, config()) as (found, grid):
-        for client in (0, 1):
-            found.join(client)
-        wait_until(lambda: len(found.link.here()) == 2)
-        silent = found.by_hand(2)
-        silent.pull()
-        both = {i: content_for(found, 1) for i in (0, 1, 2)}
-        taker = threading.Thread(target=lambda: wait_until(lambda: silent.pull() is not None), daemon=True)
-        taker.start()
-        begun = time.monotonic()
-        assert sorted(link.asked(found.link, grid, both, 2.0)) == [0, 1]
-        assert 1.9 < time.monotonic() - begun < 6
-        time.sleep(1.0)
-        begun = time.monotonic()
-        assert sorted(link.asked(found.link, grid, {i: content_for(found, 2, 1) for i in (0, 1, 2)}, 30.0)) == [0, 1]
-        assert time.monotonic() - begun < 10
-
-
-class Connection:
-    """A client by hand."""
-
-    def __init__(self, found: Running, client: int) -> None:
-        home = found.folder / "clients" / NAMES[client]
-        self.key = keys.private_key(home / "node.key")
-        self.client = node._connection(node.Server(f"localhost:{found.port}", found.authority), self.key)
-        self.node = node._joined(self.client, public_key_to_bytes(self.key.public_key()))
-
-    def pull(self) -> Any:
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-
-        found = self.client.PullMessages(PullMessagesRequest(node=self.node))
-        return found if found.messages_list else None
-
-
-def test_a_client_that_comes_back_within_a_round_is_asked_again(tmp_path):
-    """It fetched its request and died; started anew with the same key it answers in the same round."""
-    with running(tmp_path, config()) as (found, grid):
-        first = found.by_hand(0)
-        answers: dict[int, Any] = {}
-        asking = threading.Thread(
-            target=lambda: answers.update(link.asked(found.link, grid, {0: content_for(found, 1)}, 30.0))
-        )
-        asking.start()
-        wait_until(lambda: first.pull() is not None)
-        assert not answers
-        found.join(0)
-        asking.join(20.0)
-        assert list(answers) == [0]
-
-
-def test_a_key_that_is_not_on_the_roster_is_refused(tmp_path):
-    stranger = tmp_path / "stranger"
-    stranger.mkdir()
-    keys.make_client(stranger)
-    with running(tmp_path, config()) as (found, _):
-        server = node.Server(f"localhost:{found.port}", found.authority)
-        key = keys.private_key(stranger / "node.key")
-        app = client_app(party(found.asked, 0), 0, stranger, found.said.append, found.over.set)
-        with pytest.raises(UserError, match="does not know this key"):
-            node.take_part(server, key, app, lambda: False, lambda: False, found.said.append)
-        assert found.link.here() == set()
-
-
-def test_one_client_cannot_speak_for_another(tmp_path):
-    """With its own key, but another's number."""
-    from flwr.proto.fleet_pb2 import PullMessagesRequest
-
-    with running(tmp_path, config()) as (found, _):
-        mine, other = found.by_hand(0), found.by_hand(1)
-        with pytest.raises(httpx.HTTPStatusError) as refused:
-            mine.client.PullMessages(PullMessagesRequest(node=other.node))
-        assert refused.value.response.status_code == 401
-
-
-def test_a_server_with_another_certificate_is_not_believed(tmp_path):
-    (tmp_path / "x").mkdir()
-    with running(tmp_path, config()) as (found, _):
-        keys.make_server(tmp_path / "x", ["localhost"])
-        wrong = node.Server(f"localhost:{found.port}", (tmp_path / "x" / "ca.crt").read_bytes())
-        home = found.folder / "clients" / "north"
-        app = client_app(party(found.asked, 0), 0, home, found.said.append, found.over.set)
-        key = keys.private_key(home / "node.key")
-        with pytest.raises(UserError, match="does not prove that it is the federation's server"):
-            node.take_part(wrong, key, app, lambda: False, lambda: False, found.said.append)
-
-
-def test_the_server_opens_nothing_else(tmp_path):
-    """Flower's Control and Runtime APIs, which start code, registration, documentation, and what is too long."""
-    with running(tmp_path, config()) as (found, _):
-        import ssl
-
-        trust = ssl.create_default_context(cadata=found.authority.decode())
-        with httpx.Client(verify=trust, base_url=f"https://localhost:{found.port}") as client:
-            for path in (
-                "/v1/control/start-run", "/v1/control/register-node", "/v1/fleet/register-node", "/v1/fleet/get-fab",
-                "/v1/runtime/acquire-task", "/docs", "/openapi.json", "/",
-            ):  # fmt: skip
-                assert client.post(path, content=b"").status_code == 404, path
-            proto = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
-            assert client.post("/v1/fleet/pull-messages", content=b"", headers=proto).status_code == 401
-            assert client.post("/v1/fleet/pull-messages", content=bytes(10**6), headers=proto).status_code == 413
-
-
-def test_the_wire_carries_little_more_than_the_vectors(tmp_path):
-    """Flower's own count of what went down and up, against d numbers each way, in float32."""
-    features = 5_000
-    asked = config(run={"rounds": 3, "seed": 0}, participation={"name": "full"}, local={"name": "gd", "step": 0.1})
-    asked["federation"] = asked["federation"] | {"inputs": [features]}
-    folder = make(tmp_path / "fed", NAMES, [features], CLASSES, "localhost:1", None)
-    dim = (features + 1) * CLASSES
-    found = Running(folder, asked)
-    rng = np.random.default_rng(0)
-    with link.listening(found.link, found.where(), 10**6), found.link.grid() as grid:
-        own = Examples(rng.standard_normal((4, features)).astype(np.float32), np.array([0, 1, 2, 0]))
-        federation = for_client(asked, NAMES[0], own)
-        home = folder / "clients" / NAMES[0]
-        app = client_app(federation, 0, home, found.said.append, found.over.set)
-        server = node.Server(f"localhost:{found.port}", found.authority)
-        work = (server, keys.private_key(home / "node.key"), app, found.over.is_set, lambda: False, found.said.append)
-        found.threads.append(threading.Thread(target=node.take_part, args=work, daemon=True))
-        found.threads[0].start()
-        wait_until(lambda: bool(found.link.here()))
-        x = torch.randn(dim)
-        request = Request("a", federation.agreed, 1, 0, True, b"n" * 16, x)
-        before = grid.run
-        answers = link.asked(found.link, grid, {0: request_record(request)}, 20.0)
-        after = grid.run
-        found.leave()
-    assert read_reply(answers[0].content, dim, torch.float32).status == DONE
-    down, up, payload = after.bytes_sent - before.bytes_sent, after.bytes_recv - before.bytes_recv, 4 * dim
-    print(f"down {down} up {up} payload {payload}: {down / payload:.4f} {up / payload:.4f}")
-    assert payload < down < 1.05 * payload
-    assert payload < up < 1.05 * payload
-
-
-def test_a_port_in_use_is_said_in_a_sentence(tmp_path):
-    with (
-        running(tmp_path, config()) as (found, _),
-        pytest.raises(UserError, match="nothing can listen on"),
-        link.listening(found.link, found.where(), 1000),
-    ):
-        pass
-
-
-def test_lost_is_what_a_client_says_who_lost(tmp_path):
-    network = Network(config(), tmp_path)
-    reply = network.clients[0](request_for(network, 5, 4))
-    assert (reply.status, reply.round, reply.message) == (LOST, 0, None)
-
-
-def test_when_all_have_lost_their_memory_nobody_pays_for_empty_rounds(tmp_path):
-    network = Network(config(participation={"name": "full"}), tmp_path)
-    with pytest.raises(UserError, match="--forget-memories"):
-        for r in network.rounds():
-            if r.number == 2:
-                for name in NAMES:
-                    (tmp_path / name / "memory-a.safetensors").unlink()
-    assert len(network.said) == len(NAMES)
-
-
-def test_a_client_is_told_what_is_promised_and_whom_it_trusts():
-    said = promise(party(config(privacy={"epsilon": 3.0, "trust": "local"}), 0).plan)
-    assert said.startswith("this federation promises, after 6 rounds, ε ≤ 3.00 at δ = 1e-05 for each client (local")
-    assert "nobody is trusted with an exact message" in said
-    assert "nothing" in promise(None)
-
-
 def test_a_federation_that_has_come_to_its_end_says_so(fednormec_: Command, tmp_path):
     """Without waiting for clients."""
     fednormec_("federation", "init", "fed", "--clients", "2", "--inputs", "5", "--classes", "3")
@@ -1026,87 +719,6 @@ def test_a_federation_that_has_come_to_its_end_says_so(fednormec_: Command, tmp_
     found = fednormec_("federation", "serve", "fed")
     assert found.code == 0
     assert "has come to its end already" in found.err
-
-
-def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path):
-    """The round ends between a client's two steps: it goes on, and answers the next."""
-    with running(tmp_path, config()) as (found, grid):
-        late = found.by_hand(0)
-        asking = threading.Thread(
-            target=lambda: link.asked(found.link, grid, {0: content_for(found, 1)}, 0.5), daemon=True
-        )
-        asking.start()
-        pulled = []
-        wait_until(lambda: bool(pulled.extend(filter(None, [late.pull()])) or pulled))
-        asking.join(10.0)
-        run = pulled[0].messages_list[0].metadata.run_id
-        with pytest.raises(ObjectPullError):
-            node._fetched(late.client, late.node, run, pulled[0].message_object_trees[0])
-        pulling, real = threading.Event(), node._fetched
-
-        def slowly(*given: Any) -> Any:
-            pulling.set()
-            if not found.over.wait(0.0) and not withdrawn.is_set():
-                withdrawn.wait(10.0)
-            return real(*given)
-
-        withdrawn = threading.Event()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(node, "_fetched", slowly)
-            found.join(0)
-            wait_until(lambda: bool(found.said))
-            assert link.asked(found.link, grid, {0: content_for(found, 1)}, 0.5) == {}
-            assert pulling.is_set()
-            withdrawn.set()
-            assert list(link.asked(found.link, grid, {0: content_for(found, 1)}, 20.0)) == [0]
-
-
-def test_nothing_piles_up_at_the_server(tmp_path):
-    """Answered, withdrawn, for a client that never came: after a round Flower holds nothing of it."""
-    with running(tmp_path, config()) as (found, grid):
-        found.join(0)
-        found.by_hand(1)
-        wait_until(lambda: len(found.link.here()) == 2)
-        for round in (1, 2, 3):
-            answers = link.asked(found.link, grid, {i: content_for(found, round, round - 1) for i in range(3)}, 1.0)
-            assert list(answers) == [0]
-            state = found.link.state
-            assert (state.num_message_ins(), state.num_message_res(), len(state.object_store.store)) == (0, 0, 0)
-
-
-def test_a_run_of_a_federation_stops_forgets_and_goes_on(tmp_path):
-    """The whole way of `serve` but for Flower: folder, records, ledger, checkpoint, statement."""
-    asked = config(participation={"name": "full"}, privacy=LOCAL)
-    network = Network(asked, tmp_path)
-    place = Wire(NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append)
-    says = besides(network.server.plan.mechanism, insecure=False)
-    site = Site(lambda found: for_server(found, tmp_path).experiment, place, says, "serve again")
-    stops = iter([False, False, True])
-    with pytest.raises(Stopped, match=r"stopped after round 3. To go on: serve again"):
-        perform(asked, "run", tmp_path / "run", quiet=True, stop=lambda: next(stops), site=site)
-    (tmp_path / NAMES[2] / "memory-a.safetensors").unlink()
-    summary = go_on(tmp_path / "run", quiet=True, site=site._replace(forgets=True))
-    assert (summary["rounds"], summary["status"]) == (ROUNDS, "done")
-    assert all(request.base == 0 for request in network.requests[3].values())
-    assert network.said == []
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["not_private"]["missed"] for line in lines] == [0] * ROUNDS
-    assert "drop-outs" in summary["statement"]
-    assert fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds == ROUNDS
-
-
-def test_the_grid_is_flowers(tmp_path):
-    """Whoever writes a ServerApp of their own finds the grid that Flower describes."""
-    from flwr.app import Message, MessageType
-
-    with running(tmp_path, config()) as (found, grid):
-        found.join(1)
-        wait_until(lambda: len(found.link.here()) == 1)
-        assert list(grid.get_node_ids()) == [found.link.nodes[1]]
-        messages = [Message(content_for(found, 1), found.link.nodes[i], MessageType.TRAIN) for i in (1, 2)]
-        (reply,) = grid.send_and_receive(messages, timeout=20.0)
-        assert reply.metadata.src_node_id == found.link.nodes[1]
-        assert read_reply(reply.content, DIM, torch.float64).status == DONE
 
 
 def test_without_flower_the_commands_say_how_to_get_it(fednormec_: Command, monkeypatch):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from simulations import build
 
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
@@ -22,11 +23,6 @@ from fednormec.sweeps.grid import grid
 
 PRIVACY = fn.Privacy(noise_std=1.0)
 PRIVATE_METHODS = [name for name, method in METHODS.items() if method.can_be_private]
-
-
-def build(name):
-    local = fn.gd(0.3, steps=2)
-    return METHODS[name].build(local) if METHODS[name].takes_local else METHODS[name].build()
 
 
 def two_layers(sizes=(4, 9, 2, 7), scale=1.0, layer=None):
@@ -227,11 +223,13 @@ def test_cells_of_a_sweep_do_not_share_their_noise():
             "privacy": {"noise_std": 50.0, "stream": 0}, "run": {"rounds": 2, "seed": 3}}  # fmt: skip
     longer = {**base, "run": {"rounds": 3, "seed": 3}}
     cells = [cell for config in (base, longer) for cell in grid(config, {"method.server_step": [0.1, 0.2]})]
-    first = [next(start(assemble(cell.config), lambda number, plan: None)).released for cell in cells]
+    first = [next(start(assemble(cell.config), fn.Threads(), lambda number, plan: None)).released for cell in cells]
     for a, b in itertools.combinations(first, 2):
         assert (a - b).norm() == pytest.approx(50 * math.sqrt(2 * 400), rel=0.2)
     for cell, released in zip(cells, first, strict=True):  # and yet a cell can be repeated
-        assert torch.equal(next(start(assemble(cell.config), lambda number, plan: None)).released, released)
+        assert torch.equal(
+            next(start(assemble(cell.config), fn.Threads(), lambda number, plan: None)).released, released
+        )
 
 
 def test_streams_are_apart_and_stream_0_is_what_was_before():
@@ -250,12 +248,12 @@ def test_streams_are_apart_and_stream_0_is_what_was_before():
 
 @pytest.mark.parametrize("stream", [-1, 1.0, 0.5, True, "1", None])
 def test_a_stream_is_a_whole_number(stream):
-    for build in (
+    for asked in (
         lambda: fn.Privacy(noise_std=1.0, stream=stream),
         lambda: fn.Mechanism(5, fn.full(), 1.0, stream=stream),
     ):
         with pytest.raises(UserError, match="stream must be a whole number from 0 on"):
-            build()
+            asked()
 
 
 def test_secure_normals_are_sums_of_four_draws(monkeypatch):

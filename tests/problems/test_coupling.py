@@ -73,7 +73,7 @@ def messages(problem, local, seed=0):
     server = algorithm.init(problem.init(generator(seed, "init")))
     everyone = fn.full().draw(problem.num_clients, generator(seed, "cohort", 1))
     sent = []
-    for some in tiles(everyone, problem, problem.tile):
+    for some in tiles(fn.Job(problem, algorithm, fn.full(), None, seed, server.x), everyone):
         rows = torch.zeros(len(some.computing), algorithm.memory_slots * problem.dim, dtype=server.x.dtype)
         sent.append(computed(problem, algorithm, server, rows, some.computing, Moment(seed, 1))[0].whole().clone())
     return torch.cat(sent)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import EQUAL, MODELS, UNEQUAL, clients, one_client_gradient
 from torch import nn
 
 import fednormec as fn
@@ -15,15 +16,6 @@ from fednormec.core.local import Moment
 from fednormec.core.vectors import layout_of
 from fednormec.problems import neural
 from fednormec.problems.neural import cross_entropy
-
-MODELS = {
-    "linear": lambda: fn.models.linear((1, 8, 8), 4),
-    "mlp": lambda: fn.models.mlp((1, 8, 8), 4, hidden=(7, 5)),
-    "small_cnn": lambda: fn.models.small_cnn((1, 8, 8), 4, channels=(4, 8)),
-    "resnet20": lambda: fn.models.resnet20((1, 8, 8), 4),
-    "resnet20, batch norm": lambda: fn.models.resnet20((1, 8, 8), 4, norm="batch"),
-}
-EQUAL, UNEQUAL = [6, 6, 6, 6], [5, 2, 9, 4]
 
 
 class Forgetful(nn.Module):
@@ -48,20 +40,6 @@ class Counting(nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.linear(x.flatten(1))
-
-
-def clients(sizes, shape=(1, 8, 8), classes=4, seed=0):
-    rng = np.random.default_rng(seed)
-    return [(rng.standard_normal((n, *shape)), rng.integers(0, classes, n)) for n in sizes]
-
-
-def one_client_gradient(module, x, y, point=None):
-    """By torch's own backward on a copy of the module, one client at a time."""
-    module = copy.deepcopy(module).double()
-    if point is not None:
-        nn.utils.vector_to_parameters(point, module.parameters())
-    loss = nn.functional.cross_entropy(module(torch.as_tensor(x)), torch.as_tensor(y))
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
 
 
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])

@@ -15,6 +15,7 @@ import pytest
 from command import Command, sentence
 from folders import ANYTHING, made, spoilt
 from hypothesis import HealthCheck, given, settings
+from paths import PLAIN
 from PIL import Image
 
 import fednormec.results.report
@@ -29,7 +30,6 @@ from fednormec.results.reading import find_runs
 from fednormec.results.report import page, write_figures, write_report
 from fednormec.runs.runner import perform
 
-ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "<script>alert(1)<img src=x onerror=alert(2)>\"'&"
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
@@ -54,7 +54,7 @@ def two_methods(tmp_path: Path) -> Path:
 
 def test_a_real_private_run_is_told_in_full(tmp_path: Path) -> None:
     overrides = ("model.name=linear", "data.partition=iid", "data.clients=4", "run.rounds=3", "privacy.noise_std=3")
-    config = read(ROOT / "examples" / "not_private.toml", overrides)
+    config = read(PLAIN, overrides)
     summary = perform(config, "test", tmp_path / "run", quiet=True)
     content = page(find_runs([tmp_path / "run"]))
     seen = text_of(content)
@@ -267,7 +267,7 @@ def test_the_command_writes_a_page_and_figures_once(fednormec_: Command, two_met
 
 
 def test_a_run_ends_with_its_report(fednormec_: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = ("run", ROOT / "examples" / "not_private.toml", "--quiet", "--set", "run.rounds=1")
+    small = ("run", PLAIN, "--quiet", "--set", "run.rounds=1")
     said = fednormec_(*small, "--out", "first")
     assert said.out.splitlines()[-1] == f"report         {Path('first') / 'report.html'}"
     assert (tmp_path / "first" / "report.html").read_text(encoding="utf-8") == page(find_runs([tmp_path / "first"]))

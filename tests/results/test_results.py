@@ -11,6 +11,7 @@ import pytest
 from command import Command, sentence, sets
 from folders import ANYTHING, FILES, made, spoilt
 from hypothesis import HealthCheck, given, settings
+from paths import PLAIN
 
 from fednormec.config.schema import read
 from fednormec.privacy.labels import NOT_PRIVATE
@@ -19,7 +20,6 @@ from fednormec.results.groups import grouped
 from fednormec.results.reading import NO_PRIVACY, PRIVATE, UNKNOWN, find_runs, read_run
 from fednormec.runs.runner import perform
 
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.steps=1", "run.rounds=2")
 
 

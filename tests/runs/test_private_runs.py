@@ -16,12 +16,6 @@ import fednormec.config.datasets
 from fednormec.privacy.ledger import read_ledger
 
 SMALL = ("data.clients=40", "local.steps=1", "run.rounds=6")
-DIGITS = fn.data.digits()
-
-
-@pytest.fixture(autouse=True)
-def _digits_are_read_once(monkeypatch):
-    monkeypatch.setattr(fednormec.config.datasets, "digits", lambda: DIGITS)
 
 
 def lines(path):

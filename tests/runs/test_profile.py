@@ -3,18 +3,16 @@
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from paths import PLAIN
 
 import fednormec as fn
 from fednormec.config.schema import read
 from fednormec.core.stages import MEANING, profiled, stage
 from fednormec.runs.runner import perform
 from fednormec.runs.summary import describe
-
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 
 
 def test_a_stage_within_another_counts_for_itself_alone():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command, sentence, sets
+from paths import PLAIN
 from safetensors.torch import load_file
 
 import fednormec as fn
@@ -28,7 +29,6 @@ from fednormec.runs import checkpoint as checkpoints
 from fednormec.runs.folder import RunFolder
 from fednormec.runs.runner import go_on, perform
 
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 QUICK = fn.random_quadratic(7, 5, parts=3, seed=0)
 SMALL = ("model.name=linear", "data.clients=6", "run.rounds=12", "run.checkpoint_rounds=3")
 PRIVATE = (*SMALL, "privacy.noise_std=2")

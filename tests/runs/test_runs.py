@@ -1,7 +1,6 @@
 """The run folder: what was asked, where, what happened and how it ended; enough to get the same bits again."""
 
 import io
-import json
 import math
 import re
 import sys
@@ -14,7 +13,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import PLAIN, ROOT
 from safetensors.torch import load_file
+from strict_json import strictly
 
 import fednormec as fn
 from fednormec.config.assemble import assemble
@@ -33,21 +34,11 @@ from fednormec.runs.start import start
 from fednormec.runs.summary import describe
 
 FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "summary.json"}
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.steps=1")
 
 
 def run(out: Path, *overrides: str, config: Path = PLAIN) -> dict[str, Any]:
     return perform(read(config, overrides), "test", out, quiet=True)
-
-
-def strictly(text: str) -> Any:
-    """JSON as the standard has it, without NaN and Infinity."""
-
-    def fail(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(text, parse_constant=fail)
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -104,7 +95,7 @@ def test_the_environment_tells_versions_python_and_commit(tmp_path: Path) -> Non
 
 
 def test_the_commit_is_that_of_the_checkout() -> None:
-    if not (Path(__file__).parents[2] / ".git").exists():
+    if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     assert re.fullmatch(r"[0-9a-f]{40}\+?", environment()["commit"])
 

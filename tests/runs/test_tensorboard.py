@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from command import Command, sentence
+from paths import PLAIN
 
 import fednormec as fn
 import fednormec.runs.tensorboard
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.runs.tensorboard import scalars
 
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 SMALL = ("run", PLAIN, "--quiet", "--out", "out", "--tensorboard", "--set", "run.rounds=3", "--set", "data.clients=3")
 
 

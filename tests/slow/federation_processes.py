@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from command import free_port
+from paths import ROOT
 from safetensors.torch import load_file
 
 import fednormec as fn
@@ -28,7 +29,6 @@ from fednormec.federation.provision import make
 from fednormec.privacy.ledger import read_ledger
 from fednormec.privacy.mechanism import Mechanism
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("north", "south", "east")
 PLAIN = """
 [model]
@@ -69,7 +69,7 @@ def cheating(*given):
         return reply._replace(message=reply.message * 1e6)
     return cheat
 client.answering = cheating
-from fednormec.cli import main
+from fednormec.cli.main import main
 main()
 """
 

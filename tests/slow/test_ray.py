@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from command import Command, sentence, sets
+from paths import PLAIN
 
 import fednormec as fn
 from fednormec.algorithms.faults import FAULTS
@@ -31,7 +32,6 @@ from fednormec.errors import BoundBroken, Stopped, UserError, WorkerLost
 from fednormec.runs import checkpoint as checkpoints
 from fednormec.runs.runner import Site, go_on, perform
 
-PLAIN = Path(__file__).parents[2] / "examples" / "not_private.toml"
 SMALL = ("model.name=linear", "data.clients=9", "run.rounds=12", "run.checkpoint_rounds=3", "problem.tile=2",
          "participation.idle=sleep")  # fmt: skip
 FILES = ("metrics.jsonl", "model.safetensors", "ledger.jsonl")
@@ -50,7 +50,7 @@ def own_token() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """One for all tests here, with the CPUs of six workers; this process is connected to it."""
-    with ray_engine._connected(Ray(), 6, 6):
+    with ray_engine._connected(Ray(workers=6), 6):
         import ray
 
         yield ray.get_runtime_context().gcs_address

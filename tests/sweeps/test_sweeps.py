@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from command import Command, sentence
+from paths import PLAIN
 
 import fednormec as fn
 import fednormec.config.schema
@@ -32,8 +33,6 @@ from fednormec.sweeps.pool import Cell, Outcome, run_all, run_folders
 from fednormec.sweeps.price import price_of, price_text
 from fednormec.sweeps.ranking import Sweep, facts, line, sweep, text
 
-ROOT = Path(__file__).parents[2]
-PLAIN = ROOT / "examples" / "not_private.toml"
 NOISE = {"privacy": {"noise_std": 5.0}}
 
 

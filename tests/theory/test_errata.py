@@ -8,11 +8,11 @@ import re
 from dataclasses import replace
 from functools import cache
 from math import e, exp, log, sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from paths import ROOT
 from statements import Asked, noise_of
 
 import fednormec as fn
@@ -74,7 +74,7 @@ def broken(said):
 
 
 def test_the_document_names_every_test_here():
-    text = (Path(__file__).parents[2] / "docs" / "errata.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
     here = {name for name in globals() if name.startswith("test_")} - {"test_the_document_names_every_test_here"}
     assert set(re.findall(r"`(test_\w+)`", text)) == here
 
