@@ -33,9 +33,6 @@ PUBLIC = {
     "models": {"MODELS", "linear", "mlp", "reset", "resnet20", "small_cnn"},
 }  # fmt: skip
 
-# Names of engine/ that are not documented yet. Nothing may be added here; it is to become empty.
-NOT_YET = {"End", "Job", "Place", "Round", "Threads", "Trained"}
-
 
 def homes() -> dict[str, str]:
     """Maps each name that the stub imports to where it imports it from."""
@@ -209,7 +206,8 @@ def parameters(thing: Any) -> list[str]:
     if isinstance(thing, property | cached_property):
         return []
     if not inspect.isclass(thing):
-        return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls")]
+        function = getattr(thing, "__func__", thing)
+        return [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
     if issubclass(thing, tuple):
         return list(thing._fields)  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(thing):
@@ -259,9 +257,7 @@ def undocumented(things: dict[str, Any]) -> Undocumented:
 
 
 def functions_and_classes() -> dict[str, Any]:
-    found = {name: thing for name, thing in public().items() if inspect.isfunction(thing) or inspect.isclass(thing)}
-    assert {name for name, thing in found.items() if thing.__module__.startswith("fednormec.engine.")} >= NOT_YET
-    return {name: thing for name, thing in found.items() if name not in NOT_YET}
+    return {name: thing for name, thing in public().items() if inspect.isfunction(thing) or inspect.isclass(thing)}
 
 
 def test_every_parameter_of_a_public_name_is_documented() -> None:

@@ -24,8 +24,16 @@ STRETCHES = 4  # of neighbouring clients: so many at least, if there are as many
 
 
 class Job(NamedTuple):
-    """What is computed, wherever that is: f_i, the method, who takes part by its rule, the plan that the noise follows
-    (None without privacy), the seed, and the model to start from."""
+    """Work of a simulation, wherever it is computed.
+
+    Args:
+        problem: what is minimised.
+        algorithm: the method.
+        participation: who takes part, by the method's rule.
+        plan: what the noise follows; None without privacy.
+        seed: that of all randomness but secure noise.
+        x: the model to start from.
+    """
 
     problem: Problem
     algorithm: Algorithm
@@ -36,32 +44,33 @@ class Job(NamedTuple):
 
     @property
     def primed(self) -> "Job":
-        """The same with the method that runs for one exact round before the first."""
+        """Job of the method that runs for one exact round before the first."""
         assert self.algorithm.prime is not None
         return self._replace(algorithm=self.algorithm.prime)
 
     @property
     def message_width(self) -> int:
-        """How many numbers a message has."""
+        """Number of numbers in a message."""
         return self.algorithm.message_slots * self.problem.dim
 
     @property
     def memory_shape(self) -> tuple[int, int]:
-        """That of all clients' memories: a row for each client."""
+        """Shape of all clients' memories, a row for each client."""
         return self.problem.num_clients, self.algorithm.memory_slots * self.problem.dim
 
     @property
     def adding(self) -> Adding:
-        """How messages are added, and how long one may be."""
+        """Rule for adding messages, with the length that one may have."""
         longest = math.inf if self.plan is None else self.plan.mechanism.radius
         return Adding(regroups(self.participation, self.problem), longest)
 
     @property
     def stretch(self) -> int:
-        """How many neighbouring clients share tiles: a tile of them where all compute. Where only those compute who are
-        drawn, so many that about a tile of them are, but no more than make 4 stretches of all clients.
+        """Number of neighbouring clients that share tiles.
 
-        It depends on the problem and on the rule, never on who computes: stretches are what workers elsewhere own.
+        It is one tile where all compute. Where only drawn clients compute, it is so many that about a tile of them is
+        drawn, but no more than make 4 stretches of all clients. It depends on the problem and on the rule, never on who
+        computes: stretches are what workers elsewhere own.
         """
         size, m = self.problem.tile, self.problem.num_clients
         if not regroups(self.participation, self.problem):
@@ -71,14 +80,14 @@ class Job(NamedTuple):
 
 
 class Place(Protocol):
-    """Where clients compute: `Threads` of this process, `Ray`'s workers, the machines at the other end of a wire."""
+    """Place where clients compute: `Threads` of this process, `Ray`'s workers, machines at the other end of a wire."""
 
     def check(self, job: Job) -> None:
         """Raises UserError if the job cannot be computed there; called before anything is written."""
         ...
 
     def clients(self, job: Job) -> AbstractContextManager["Clients"]:
-        """All clients of the job, for as long as the context is open."""
+        """Opens the clients of a job, for as long as the context is open."""
         ...
 
 

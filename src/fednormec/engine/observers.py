@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class End(NamedTuple):
-    """How a run ended.
+    """End of a run, as observers hear of it.
 
     Args:
         rounds: number of rounds done.
@@ -31,7 +31,9 @@ def _no_end(end: End) -> None:
 
 
 class Observer(NamedTuple):
-    """Somebody who watches a run: two functions, each of which may be left out. What they raise ends the run.
+    """Pair of functions that watch a run; either may be left out.
+
+    What they raise ends the run.
 
     Args:
         after: called after each round with the Round and its record. The memories of a Round are the live block: copy
@@ -52,7 +54,7 @@ class Observer(NamedTuple):
 
 
 class Watch:
-    """All observers of a run; each is closed once."""
+    """Observers of one run; each is closed once."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers, self._open, self._rounds = tuple(observers), list(observers), 0

@@ -43,7 +43,7 @@ ONLY_THIS_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for
 
 
 class Ray(NamedTuple):
-    """A place: the workers of a Ray cluster compute the clients, each with data and memories of its own.
+    """Place where the workers of a Ray cluster compute the clients, each with data and memories of its own.
 
     Args:
         address: host:port of the cluster's head, or "auto" for one on this machine. Without it, the cluster that this
@@ -71,7 +71,7 @@ class Ray(NamedTuple):
 
     @contextmanager
     def clients(self, job: Job) -> Iterator[Clients]:
-        """Clients in worker processes, each with whole stretches of them."""
+        """Opens the clients of a job in worker processes, each with whole stretches of them."""
         m, stretch = job.problem.num_clients, job.stretch
         stretches = -(-m // stretch)
         with _connected(self, stretches) as cpus:

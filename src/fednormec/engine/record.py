@@ -11,7 +11,7 @@ APART = "not_private"
 
 @final
 class Record(dict[str, Any]):
-    """A round's figures, as a dict that JSON can hold.
+    """Figures of a round, as a dict that JSON can hold.
 
     Keys: `round`; in a private run `epsilon` and `delta` spent so far, with a `label` where the noise protects nobody;
     where the model was evaluated its figures on a public test set; and `not_private`, a dict of what looks at clients'
@@ -25,7 +25,7 @@ class Record(dict[str, Any]):
 
     @property
     def round(self) -> Any:
-        """The round's number."""
+        """Number of the round."""
         return self.get("round")
 
     @property
@@ -36,27 +36,32 @@ class Record(dict[str, Any]):
 
     @property
     def public(self) -> dict[str, Any]:
-        """The figures of the model on a public test set."""
+        """Figures of the model on a public test set."""
         return {key: value for key, value in self.items() if key not in (*ABOUT, APART)}
 
     @property
     def private(self) -> dict[str, Any]:
-        """The figures of the model that look at clients' data."""
+        """Figures of the model that look at clients' data."""
         return {key: value for key, value in self.apart.items() if key not in (*COUNTS, MISSED, *THEORY)}
 
     @property
     def evaluated(self) -> bool:
-        """Whether the model was evaluated after this round."""
+        """True if the model was evaluated after this round."""
         return bool(self.public or self.private)
 
     @property
     def public_part(self) -> "Record":
-        """The record without what is not private."""
+        """Record without what is not private."""
         return Record({key: value for key, value in self.items() if key != APART})
 
     @classmethod
     def read(cls, found: Any, number: int) -> "Record | None":
-        """The record of this round, if that is what was found: numbers, those about clients apart and counted."""
+        """Returns the record of a round that was read back; None if it is damaged.
+
+        Args:
+            found: what JSON gave.
+            number: the round that it must be of.
+        """
         if not (isinstance(found, dict) and found.get("round") == number and isinstance(found.get(APART), dict)):
             return None
         record = cls(found)

@@ -17,11 +17,24 @@ from fednormec.privacy.statement import Statement, state
 
 
 class Round(NamedTuple):
-    """What a simulation knows after a round. Only `released`, the (noisy) sum of messages, and what the server made of
-    it have left the clients; the rest is diagnostics. `plan` says what the release cost, None without privacy;
-    `releases` is how many there were so far, which can be more than rounds where a run was interrupted. For `in_vain`
-    updates in a row, to the last, none was finite. `last`: no round follows. `missed` counts who was asked and did not
-    answer, where that can be."""
+    """State of a simulation after a round.
+
+    Only `released` and what the server made of it have left the clients; the rest is diagnostics.
+
+    Attributes:
+        number: the round's number, from 1.
+        server: the model and the server's memory.
+        memories: the clients' memories, wherever they lie.
+        cohort: who computed, and who sent.
+        left_out: number of clients that were left out because their update was non-finite.
+        in_vain: number of updates in a row, to the last, of which none was finite.
+        metrics: the figures of the model; None if it was not evaluated.
+        released: the (noisy) sum of messages.
+        plan: the mechanism and what its releases cost; None without privacy.
+        releases: number of releases so far, which can be more than rounds if the run was interrupted.
+        last: whether no round follows.
+        missed: number of clients that were asked and did not answer; None where they cannot fail to.
+    """
 
     number: int
     server: Server
@@ -38,35 +51,40 @@ class Round(NamedTuple):
 
     @property
     def x(self) -> Tensor:
+        """Model."""
         return self.server.x
 
     @property
     def memory(self) -> Tensor:
-        """The live block of all clients' memories: copy what is to be kept. Brought here where they lie elsewhere."""
+        """Live block of all clients' memories: copy what you want to keep. Brought here if they lie elsewhere."""
         return self.memories.rows
 
     @property
     def computed(self) -> int:
+        """Number of clients that computed."""
         return len(self.cohort.computing)
 
     @property
     def sent(self) -> int:
+        """Number of clients that sent."""
         return int(self.cohort.sending.sum())
 
     @property
     def epsilon(self) -> float | None:
-        """The ε spent so far, at the plan's δ; None without privacy."""
+        """Largest ε spent so far, at the plan's δ; None without privacy."""
         return None if self.plan is None else self.plan.spent(self.releases)
 
     @property
     def statement(self) -> Statement | None:
-        """What may be said if the run ends here; None without privacy. The number of rounds must not follow from what
-        was released: for that, `train` has `stop_when`."""
+        """Statement that holds if the run ends here; None without privacy.
+
+        The number of rounds must not follow from what was released: for that, `train` has `stop_when`.
+        """
         return None if self.plan is None else state(self.plan, self.releases, max(0, self.releases - self.number))
 
 
 class Saved(Protocol):
-    """What resuming needs of a checkpoint: the state after `round` rounds, `releases` of them paid for."""
+    """State after `round` rounds, `releases` of them paid for: what resuming needs of a checkpoint."""
 
     @property
     def path(self) -> Path: ...
@@ -85,32 +103,46 @@ class Saved(Protocol):
 
 
 class Resumed(NamedTuple):
-    """Where an interrupted run goes on: after `saved`, or from the start (None). `releases` is how many were paid for
-    before (default: those that the checkpoint knows); with secure noise, rounds that are computed again come on top."""
+    """State that an interrupted run resumes from.
+
+    Args:
+        saved: the checkpoint; None to resume from the start.
+        releases: number of releases that were paid for before; by default those that the checkpoint knows. With secure
+            noise, rounds that are computed again come on top.
+    """
 
     saved: Saved | None
     releases: int | None = None
 
     @property
     def round(self) -> int:
+        """Number of rounds that need not be computed again."""
         return 0 if self.saved is None else self.saved.round
 
     @property
     def in_vain(self) -> int:
+        """Number of updates in a row, to the last, of which none was finite."""
         return 0 if self.saved is None else self.saved.in_vain
 
     @property
     def spent(self) -> int:
-        """How many releases count before the next round."""
+        """Number of releases that count before the next round."""
         known = 0 if self.saved is None else self.saved.releases
         return known if self.releases is None else self.releases
 
 
 class Trained(NamedTuple):
-    """The end of a training: the model, the rounds' figures, why it stopped early if it did (`diverged`, or what
-    `stop_when` said in `stopped`), and what was kept private.
+    """End of a training.
 
     A run that stops before its budget would be exceeded has fewer rounds in its history than were asked for.
+
+    Attributes:
+        model: the last finite model as its user knows it, such as a torch module.
+        x: the same as a flat vector.
+        history: a record per round.
+        diverged: how the model diverged; None if it did not.
+        statement: what may be said about privacy; None without it.
+        stopped: what `stop_when` said to end the run; None if it did not.
     """
 
     model: Any
@@ -122,7 +154,7 @@ class Trained(NamedTuple):
 
 
 def record(r: Round, measured: Mapping[str, float] | None = None) -> Record:
-    """The record of a round, with what was `measured` besides among what is not private."""
+    """Record of a round, with what was `measured` besides among what is not private."""
     public, private = r.metrics or Metrics({}, {})
     private = dict(measured or {}) | private
     counts = dict(zip(COUNTS, (r.computed, r.sent, r.left_out), strict=True))

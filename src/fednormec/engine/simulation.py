@@ -50,7 +50,7 @@ def simulate(
         problem: what is minimised, f_1, ..., f_M.
         algorithm: the method, with its local update and its bound.
         participation: who takes part in a round; by default everybody.
-        privacy: what is to be kept private. The sum of each round gets its noise, and the rounds end before the one
+        privacy: what is kept private. The sum of each round gets its noise, and the rounds end before the one
             that would exceed the budget. None: no noise.
         rounds: how many.
         seed: that of all randomness but secure noise.

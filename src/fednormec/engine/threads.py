@@ -64,7 +64,7 @@ class Pool(NamedTuple):
 
 
 class Threads(NamedTuple):
-    """A place: threads of this process compute the clients.
+    """Place where threads of this process compute the clients.
 
     Args:
         workers: how many threads; by default as many as torch uses.
@@ -78,7 +78,7 @@ class Threads(NamedTuple):
     memories_in: Path | None = None
 
     def pool(self, problem: Problem) -> Pool:
-        """How the work on this problem is spread."""
+        """Returns how the work on this problem is spread."""
         workers = torch.get_num_threads() if self.workers is None else self.workers
         return Pool(
             min(at_least_one("workers", workers), problem.num_clients),
@@ -86,6 +86,7 @@ class Threads(NamedTuple):
         )
 
     def check(self, job: Job) -> None:
+        """Raises UserError if there can be no such threads, or no such file."""
         self.pool(job.problem)
         if self.memories_in is not None and job.x.device.type != "cpu":
             kind = job.x.device.type
@@ -93,6 +94,7 @@ class Threads(NamedTuple):
 
     @contextmanager
     def clients(self, job: Job) -> Iterator[Clients]:
+        """Opens the clients of a job."""
         memories, pool = Memories(job.memory_shape, job.x.dtype, job.x.device, self.memories_in), self.pool(job.problem)
         with pool.threads() as submit:
             yield _Here(job, pool, memories, submit)
