@@ -1,3 +1,5 @@
+"""Run the command line: `python -m fednormec`."""
+
 from fednormec.cli.main import main
 
 main()

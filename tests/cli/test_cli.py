@@ -30,6 +30,10 @@ TOMLS = sorted(path for part in ("src", "experiments", "examples", "docs") for p
 LINE = re.compile(r"round (\d+)/(\d+)  [\d.]+ (?:rounds/s|s/round)  ETA \d+ s  loss [\d.]+  accuracy [\d.]+%")
 X = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
 Y = np.arange(24) % 3
+COMMANDS = [
+    "run", "sweep", "reproduce", "config", "privacy", "theory", "audit", "compare", "report", "methods", "models",
+    "data", "federation",
+]  # fmt: skip
 
 
 Refused = Callable[..., str]
@@ -468,7 +472,19 @@ def test_help_is_whole_and_plain(fednormec_: Command, monkeypatch: pytest.Monkey
     assert bool(listed) == (path in [(), ("data",), ("federation",)])
     assert not re.search(r"(\.\.\.|…)$", said.out.partition("Options:")[2], flags=re.M)
     if not path:
-        assert len(listed) == 13
+        assert [line.split()[0] for line in listed] == COMMANDS
+
+
+def modules(command: Any) -> set[str]:
+    """Where the functions of a command, or of the commands in it, are written."""
+    if command.callback is not None:
+        return {command.callback.__module__}
+    return set().union(*map(modules, command.commands.values()))
+
+
+def test_every_command_has_a_file_of_its_own() -> None:
+    found = {name: modules(command) for name, command in get_command(app).commands.items()}
+    assert found == {name: {f"fednormec.cli.{name}"} for name in COMMANDS}
 
 
 def test_a_terminal_without_greek_letters_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

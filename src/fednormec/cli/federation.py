@@ -1,4 +1,4 @@
-"""The commands of a federation. Heavy imports wait inside them, as in the main command line."""
+"""Train with clients that are other people's machines: `fednormec federation`."""
 
 import logging
 import os
@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from fednormec.cli.help import Command, Group
+from fednormec.cli.options import Quiet
+from fednormec.cli.printing import STOPPING, print_end
 from fednormec.errors import Stopped, UserError, visible
 
 HELP = """Train with clients that are other people's machines. Flower is the transport.
@@ -21,6 +23,25 @@ Examples:
   fednormec federation serve fed
   fednormec federation join fed/clients/client-1 --data mine.npz
 """
+app = typer.Typer(help=HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="The federation's folder.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS; on this machine alone.")]
+NotPrivate = Annotated[
+    bool, typer.Option("--not-private", help="Go on although nothing, or only repeatable noise, protects the clients.")
+]
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+def require_flower() -> None:
+    """Silence Flower; raises UserError if it is not installed."""
+    os.environ.update(QUIET)
+    if find_spec("flwr") is None:
+        raise UserError("a federation needs Flower: pip install 'fednormec[flower]'.")
+    import flwr.supercore.logger  # noqa: F401  which sets its own level
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
 INIT_HELP = """Make the folder of a federation. It holds settings, the certificate of the server, keys for all clients.
 
 DIR/clients/NAME is for the client of that name: send it there and delete it here. CONFIG is a TOML file as for
@@ -32,54 +53,6 @@ Examples:
   fednormec federation init fed --clients north,south,east --inputs 1,28,28 --classes 10 --address fl.example.org:9443
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
 """
-ADD_HELP = """Put one more client on the roster. All clients need the new federation.toml, and it begins a new run.
-
-\b
-Examples:
-  fednormec federation add fed west                          a key pair is made, in fed/clients/west
-  fednormec federation add fed west --public-key west.pub    of a key that west made: ssh-keygen -t ecdsa -b 384
-"""
-SERVE_HELP = """Train with the clients that connect. The same command goes on where it was stopped, or killed.
-
-With TLS, and only for clients whose key is on the roster. Ctrl-C finishes the round.
-
-\b
-Examples:
-  fednormec federation serve fed
-  fednormec federation serve fed --wait-for 2                begin when two clients are here
-  fednormec federation serve fed --out runs/second           a new run with the same clients
-  fednormec federation serve fed --forget-memories           go on, all clients' and the server's memories at zero
-"""
-JOIN_HELP = """Take part in a federation with your own data. They stay on this machine; DIR is this client's folder.
-
-Data are a .npz file with x and y, or a function that returns both: module:function or file.py:function. The same
-command goes on after a crash: the memory is in DIR.
-
-\b
-Examples:
-  fednormec federation join client-1 --data mine.npz
-  fednormec federation join client-1 --data load.py:examples
-  fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
-"""
-
-app = typer.Typer(help=HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="The federation's folder.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS; on this machine alone.")]
-NotPrivate = Annotated[
-    bool, typer.Option("--not-private", help="Go on although nothing, or only repeatable noise, protects the clients.")
-]
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-STOPPING = "stopping after this round; Ctrl-C again stops at once."
-
-
-def require_flower() -> None:
-    """Flower without a word to anybody; says how to install what is missing."""
-    os.environ.update(QUIET)
-    if find_spec("flwr") is None:
-        raise UserError("a federation needs Flower: pip install 'fednormec[flower]'.")
-    import flwr.supercore.logger  # noqa: F401  which sets its own level
-
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
 @app.command(help=INIT_HELP, cls=Command)
@@ -105,6 +78,15 @@ def init(
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
 
 
+ADD_HELP = """Put one more client on the roster. All clients need the new federation.toml, and it begins a new run.
+
+\b
+Examples:
+  fednormec federation add fed west                          a key pair is made, in fed/clients/west
+  fednormec federation add fed west --public-key west.pub    of a key that west made: ssh-keygen -t ecdsa -b 384
+"""
+
+
 @app.command(help=ADD_HELP, cls=Command)
 def add(
     folder: Folder,
@@ -118,6 +100,19 @@ def add(
     print(visible(f"{name} is on the roster; send every client the new {Path(folder) / 'federation.toml'}"))
     if made is not None:
         print(visible(f"{made}: for {name}; send it there and delete it here"))
+
+
+SERVE_HELP = """Train with the clients that connect. The same command goes on where it was stopped, or killed.
+
+With TLS, and only for clients whose key is on the roster. Ctrl-C finishes the round.
+
+\b
+Examples:
+  fednormec federation serve fed
+  fednormec federation serve fed --wait-for 2                begin when two clients are here
+  fednormec federation serve fed --out runs/second           a new run with the same clients
+  fednormec federation serve fed --forget-memories           go on, all clients' and the server's memories at zero
+"""
 
 
 @app.command(help=SERVE_HELP, cls=Command)
@@ -135,24 +130,33 @@ def serve(
     insecure: Insecure = False,
     not_private: NotPrivate = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout at the end, for scripts.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     require_flower()
     from fednormec.federation.sessions import Serving
     from fednormec.federation.sessions import serve as train
-    from fednormec.files import to_json
     from fednormec.results.report import with_report
     from fednormec.runs.interrupts import asked_to_stop
-    from fednormec.runs.summary import describe
 
     how = Serving(
         None if out is None else Path(out), host, port, wait_for, insecure, not_private, forget_memories, quiet
     )
     with asked_to_stop(STOPPING) as stop:
         summary = with_report(train(Path(folder), how, stop))
-    print(to_json(summary) if as_json else describe(summary))
-    if summary["status"] == "diverged":
-        raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
+    print_end(summary, as_json)
+
+
+JOIN_HELP = """Take part in a federation with your own data. They stay on this machine; DIR is this client's folder.
+
+Data are a .npz file with x and y, or a function that returns both: module:function or file.py:function. The same
+command goes on after a crash: the memory is in DIR.
+
+\b
+Examples:
+  fednormec federation join client-1 --data mine.npz
+  fednormec federation join client-1 --data load.py:examples
+  fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
+"""
 
 
 @app.command(help=JOIN_HELP, cls=Command)

@@ -1,4 +1,4 @@
-"""What every command of the command line shares: its help, whole and as it was written."""
+"""Classes of commands that print their help whole and as it was written."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The same for a command with commands of its own."""
+    """A group of commands whose help is plain text."""
 
     def get_help(self, ctx: Any) -> str:
         return _plain(super().get_help(ctx))
 
 
 def _plain(help: str) -> str:
-    """Without the backslashes that Typer puts before brackets for Rich, which does not print this help."""
+    """Remove the backslashes that Typer puts before brackets for Rich, which does not print this help."""
     return help.replace("\\[", "[")
