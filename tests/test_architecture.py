@@ -1,10 +1,15 @@
 """The rooms of the house stand in one order, and no room uses one below it (docs/design.md)."""
 
 import ast
+import inspect
 from collections.abc import Iterator
 
 import pytest
 from paths import ROOT
+
+import fednormec as fn
+from fednormec.engine import clients, simulation
+from fednormec.federation.wire import Wire
 
 HOUSE = ROOT / "src" / "fednormec"
 ORDER = (
@@ -73,3 +78,29 @@ def test_every_room_says_what_it_is_for_and_what_it_may_use(room: str) -> None:
     named = set(above) if "every other room" in last else set(last.removeprefix("May use: ").rstrip(".").split(", "))
     used = {name.split(".")[1] for path in (HOUSE / room).glob("*.py") for name in imported(path.read_text())}
     assert used - {room, "errors", "files", "drawing", "__version__"} <= named <= set(above)
+
+
+def test_the_engine_knows_no_place_but_its_threads() -> None:
+    """Ray and the federation are values that are given to it."""
+    loop = [path for path in (HOUSE / "engine").glob("*.py") if path.stem != "ray_cluster"]
+    assert len(loop) > 8
+    for path in loop:
+        names = set(imported(path.read_text()))
+        assert not any(name.startswith(("fednormec.engine.ray_cluster", "fednormec.federation")) for name in names), (
+            path
+        )
+
+
+def test_the_places_are_values_with_two_methods() -> None:
+    asked = {name for name in vars(fn.Place) if not name.startswith("_")}
+    assert asked == {"check", "clients"}
+    for place in (fn.Threads, fn.Ray, Wire):
+        own = {name for name, member in vars(place).items() if callable(member) and not name.startswith("_")}
+        assert issubclass(place, tuple) and asked <= own, f"{place.__name__} is a value with {asked}"
+
+
+@pytest.mark.parametrize(
+    ("function", "most"), [(simulation.simulate, 11), (simulation._rounds, 6), (clients.tile, 5)]
+)  # fmt: skip
+def test_functions_of_the_engine_stay_short_of_parameters(function: object, most: int) -> None:
+    assert len(inspect.signature(function).parameters) <= most
