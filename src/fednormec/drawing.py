@@ -23,7 +23,7 @@ MARKERS = ("o", "s", "^", "D", "v")  # three cycles of different lengths: lines 
 
 
 class Look(NamedTuple):
-    """How a line is drawn; no marker for a level."""
+    """Look of a line; a level has no marker."""
 
     colour: str
     dash: str
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 def look(place: int) -> Look:
-    """That of the group at such a place of the table, the same in every figure."""
+    """Returns the look of the group at this place of the table, the same in every figure."""
     return Look(SERIES[place % len(SERIES)], DASHES[place % len(DASHES)], MARKERS[place % len(MARKERS)])
 
 
@@ -39,8 +39,10 @@ LEVELS = Look("#555555", "--"), Look("#555555", ":")
 
 
 def svg(figure: "Figure", name: str) -> str:
-    """The figure as an element of a page: text stays text, the same figure gives the same bytes, and no two names
-    share an id."""
+    """Returns the figure as an element of a page.
+
+    Text stays text, the same figure gives the same bytes, and figures of different names share no id.
+    """
     import matplotlib
 
     out = io.StringIO()
@@ -53,18 +55,19 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 def new_figure(path: Path, size: tuple[float, float]) -> "Figure":
-    """An empty figure for a file that can be drawn into."""
+    """Returns an empty figure for a file; raises UserError if figures are not written in its format."""
     require_drawable(path)
     return empty_figure(size)
 
 
 def require_drawable(path: Path) -> None:
+    """Raises UserError if the file's name does not end in .png, .pdf or .svg."""
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise UserError(f"a figure is written as .png, .pdf or .svg, not as '{path.name}'.")
 
 
 def empty_figure(size: tuple[float, float]) -> "Figure":
-    """An empty figure that needs no display."""
+    """Returns an empty figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -74,6 +77,7 @@ def empty_figure(size: tuple[float, float]) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
+    """Writes the figure in the format of the file's name; raises UserError if the system refuses."""
     try:
         with any_glyph():
             figure.savefig(path, dpi=150, metadata={"CreationDate": None} if path.suffix.lower() == ".pdf" else None)
@@ -83,7 +87,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 @contextmanager
 def any_glyph() -> Iterator[None]:
-    """A run may be named in any script; what the font lacks becomes a box, without a word."""
+    """Draws a box for what the font lacks, without a warning: a run may be named in any script."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield

@@ -100,7 +100,7 @@ def visible(text: object, most: int | None = None) -> str:
     """Returns the text in one line, fit for a terminal.
 
     Control and format characters, line breaks and what stands for no character become escapes; letters and spaces of
-    any script stay. With `most` the text ends after so many characters.
+    any script stay. With `most` the text is cut to that number of characters.
 
     >>> visible("a\\x1b[2J\\nb\\u202e"), visible("naïve 文字"), visible("abcdef", 4)
     ('a\\\\x1b[2J\\\\nb\\\\u202e', 'naïve 文字', 'abc…')

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from fednormec.errors import NotWritten, UserError
 
-PART = ".part"  # what a crash can leave: a file that did not come to its end
+PART = ".part"  # ending of a file that was not finished, which a crash can leave
 NO_LOCKS = (
     "run folders, ledgers, sweeps, data fetch and federations are not supported on this system, whose Python has no "
     "file locks (fcntl): use Linux, macOS or WSL; fn.train in Python and the other commands work here."
@@ -22,8 +22,10 @@ NO_LOCKS = (
 
 @contextmanager
 def replaced(path: Path, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` once all of it is on the disk. Until then, and if anything goes
-    wrong, what was there before stands. A `private` one is for its owner's eyes only."""
+    """Opens a file that takes the place of `path` once all of it is on the disk.
+
+    Until then, and if anything goes wrong, what was there before stays. Only its owner may open a `private` one.
+    """
     part = path.with_name(path.name + PART)
     with _said(path):
         try:
@@ -40,14 +42,19 @@ def replaced(path: Path, private: bool = False) -> Iterator[BinaryIO]:
 
 
 def replace_text(path: Path, text: str) -> None:
+    """Replaces the file with this text, as safe against a crash as `replaced`."""
     with replaced(path) as file:
         file.write(text.encode())
 
 
 class Lines:
-    """A file that only grows, a line at a time, and can be read meanwhile: whatever ends with a line end is whole.
+    """File that only grows, a line at a time, and can be read meanwhile: whatever ends with a line end is whole.
 
-    It is locked as long as it is open: a second process that opens it is refused.
+    It is locked as long as it is open: a second process that opens it gets a UserError.
+
+    Args:
+        path: where the file is stored.
+        new: whether the file is created and must not be there yet; otherwise it must be there.
     """
 
     def __init__(self, path: Path, new: bool) -> None:
@@ -65,26 +72,28 @@ class Lines:
                 raise
 
     def read(self) -> list[bytes]:
-        """All lines; the last is what follows the last line end, nothing or a line that was cut off."""
+        """Returns all lines; the last is what follows the last line end, nothing or a line that was cut off."""
         return self._path.read_bytes().split(b"\n")
 
     def add(self, line: str, durable: bool = False) -> None:
-        """When this returns the line can be read; with `durable` it is on the disk."""
+        """Adds a line, which can be read when this returns; with `durable` it is on the disk then."""
         self.extend(f"{line}\n".encode())
         if durable:
             self.sync()
 
     def extend(self, content: bytes) -> None:
+        """Adds bytes as they are."""
         with _said(self._path):
             while content:
                 content = content[os.write(self._file, content) :]
 
     def cut(self, size: int) -> None:
-        """Only the first `size` bytes stay."""
+        """Keeps only the first `size` bytes."""
         with _said(self._path):
             os.ftruncate(self._file, size)
 
     def sync(self) -> None:
+        """Returns when the file's content is on the disk."""
         with _said(self._path):
             os.fsync(self._file)
 
@@ -93,7 +102,7 @@ class Lines:
 
 
 class Lock:
-    """A file that one process at a time can hold, made with its folder where there is none. Closed, it is let go."""
+    """File that one process at a time can hold, until the context ends; created with its folder if it is missing."""
 
     def __init__(self, path: Path) -> None:
         require_locks()
@@ -101,7 +110,7 @@ class Lock:
         self._file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
 
     def take(self, wait: bool = False) -> bool:
-        """Whether this process holds it now; with `wait` not before it does."""
+        """Takes the lock; returns False if another process holds it. With `wait` it waits for that one."""
         return lock(self._file, wait)
 
     def __enter__(self) -> "Lock":
@@ -112,7 +121,7 @@ class Lock:
 
 
 def require_locks() -> None:
-    """Raises UserError if there are no file locks (Windows); to be asked before anything is written."""
+    """Raises UserError if there are no file locks (Windows); call it before anything is written."""
     try:
         import fcntl  # noqa: F401
     except ImportError:
@@ -120,7 +129,7 @@ def require_locks() -> None:
 
 
 def lock(file: int, wait: bool = False) -> bool:
-    """Locks an open file until it is closed; False if another process holds it. With `wait` it waits for that one."""
+    """Locks an open file until it is closed; returns False if another process holds it, or with `wait` waits for it."""
     require_locks()
     import fcntl
 
@@ -134,7 +143,7 @@ def lock(file: int, wait: bool = False) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """What the folder's files are called is on the disk."""
+    """Returns when the names of the folder's files are on the disk."""
     if os.name == "nt":
         return  # where a folder cannot be opened
     file = os.open(folder, os.O_RDONLY)
@@ -145,7 +154,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """JSON as the standard has it, in ASCII: a number that is not finite becomes null, wherever it stands.
+    """Returns JSON as the standard has it, in ASCII: a non-finite number becomes null, wherever it stands.
 
     >>> to_json({"loss": [1.0, math.nan], "name": "a\x7f"})
     '{"loss": [1.0, null], "name": "a\\\\u007f"}'
@@ -154,7 +163,7 @@ def to_json(content: Any, indent: int | None = None) -> str:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, or of all files in a folder and their names."""
+    """Returns a SHA-256 of a file, or of all files in a folder and their names."""
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
@@ -167,7 +176,7 @@ def digest(path: Path) -> str:
 
 @contextmanager
 def _said(path: Path) -> Iterator[None]:
-    """What the system refuses becomes a sentence."""
+    """Raises NotWritten, which names the path, in place of the system's error."""
     try:
         yield
     except OSError as error:
@@ -183,7 +192,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a .json file holds, empty if there is nothing that can be read."""
+    """Returns the dict that a .json file holds; an empty one if there is none that can be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
