@@ -1,4 +1,4 @@
-"""From a config to the objects of a run: problem, algorithm, participation, noise."""
+"""Builds the objects of a run from a config: problem, algorithm, participation, noise."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +40,13 @@ PARTICIPATIONS: Table = {"full": full, "poisson": poisson, "fixed_size": fixed_s
 
 
 class Experiment(NamedTuple):
-    """Everything a run needs, its config with every default spelled out, and the sections it did without."""
+    """Objects that a run needs.
+
+    Attributes:
+        run: settings of [run].
+        config: the config with every default spelled out.
+        unused: sections of the config that the run did without.
+    """
 
     problem: Problem
     algorithm: Algorithm
@@ -52,7 +58,7 @@ class Experiment(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a config says without its problem: the method, who takes part, what is kept private, for how long."""
+    """Part of a config that needs no problem: the method, who takes part, what is kept private, for how long."""
 
     algorithm: Algorithm
     participation: Participation
@@ -62,8 +68,12 @@ class Rules(NamedTuple):
 
 
 def assemble(config: Config, data: FederatedData | None = None) -> Experiment:
-    """Checks the whole config and builds what it describes; nothing is written. With `data`, those of one party among
-    others who have theirs elsewhere, in place of what [data] says."""
+    """Checks the whole config and builds what it describes; nothing is written.
+
+    Args:
+        config: the sections of the config.
+        data: data of one party among others who have theirs elsewhere, in place of what [data] says.
+    """
     algorithm, participation, privacy, run, resolved = rules(config)
     problem = _problem(config, resolved, run, data)
     for name, size in {"clients": problem.num_clients, "dim": problem.dim}.items():
@@ -79,7 +89,7 @@ def assemble(config: Config, data: FederatedData | None = None) -> Experiment:
 
 
 def rules(config: Config) -> Rules:
-    """Checks everything but the problem, for questions that can be answered without one."""
+    """Checks and builds everything but the problem, for questions that can be answered without one."""
     resolved: Config = {}
     resolved["run"] = check("[run]", config.get("run", {}), RunSettings)
     run = RunSettings(**resolved["run"])
@@ -97,7 +107,7 @@ def rules(config: Config) -> Rules:
 
 
 def evaluate_every(experiment: Experiment) -> int:
-    """As asked, or as the engine's rule says."""
+    """Returns the number of rounds between evaluations: as asked, or as the engine's rule says."""
     problem, algorithm, participation, privacy, run, _, _ = experiment
     if run.evaluate_every is not None:
         return run.evaluate_every
@@ -180,7 +190,7 @@ def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedD
 def _two_classes(
     examples: Examples, positive: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flat features and labels +1 for the classes in `positive`, -1 for all others."""
+    """Returns flat features, and labels: +1 for the classes in `positive`, -1 for all others."""
     features = torch.as_tensor(examples.x.reshape(len(examples), -1)).to(device, dtype)
     labels = np.where(np.isin(examples.y, positive), 1.0, -1.0)
     return features, torch.as_tensor(labels).to(device, dtype)
@@ -198,7 +208,7 @@ def _device(name: str) -> torch.device:
 
 @contextmanager
 def _sizes_from_the_config(section: str) -> Iterator[None]:
-    """numpy and torch raise one of these when a size is beyond the memory, or beyond any array."""
+    """Raises UserError in place of the errors of numpy and torch for a size beyond the memory, or beyond any array."""
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""[data]: reads the examples, sets a test set aside and deals the rest out to clients."""
+"""Reads the examples of [data], sets a test set aside and deals the rest out to clients."""
 
 import difflib
 import os
@@ -38,6 +38,7 @@ Parts = list[np.ndarray]
 
 
 def federated_data(config: Config, resolved: Config, seed: int) -> FederatedData:
+    """Returns the data that [data] describes, and adds that section to `resolved` with every default spelled out."""
     given = config.get("data", {})
     asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in DATA_SETTINGS}, DataSettings))
     source = built_in_name(asked.source)
@@ -66,7 +67,7 @@ def federated_data(config: Config, resolved: Config, seed: int) -> FederatedData
 
 
 class Held(NamedTuple):
-    """What a source holds, before it is dealt out; images become floats when they are taken."""
+    """Content of a source before it is dealt out; images become floats when they are taken."""
 
     train: Takeable
     test: Takeable | None
@@ -86,7 +87,10 @@ def _held(source: str) -> Held:
 
 
 def _require_own_data(partition: str, asked: DataSettings, private: bool) -> None:
-    """Where the data name their clients, what one of them has may not decide what another trains on."""
+    """Raises UserError if one client's data would decide what another trains on, where the data name their clients.
+
+    Without privacy, a partition into other clients is allowed.
+    """
     if partition == "by_ids":
         if asked.examples is not None:
             raise UserError(
@@ -119,8 +123,11 @@ def _test_fraction(held: Held, asked: DataSettings) -> float:
 
 
 def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedData:
-    """Sets a test set aside and deals the rest out to the clients. Clients that the data name keep their names and
-    their own examples, and what is tested with, unless it came with the data, is held out of each client's own."""
+    """Sets a test set aside and deals the rest out to the clients.
+
+    Clients that the data name keep their names and their own examples. A test set that did not come with the data is
+    then held out of each client's own examples.
+    """
     fraction = asked.test_fraction or 0.0
     if deal.build is _deal_by_ids:
         own, ids = deal(held.train.y, held.client_ids, generator(seed, "partition")), held.client_ids
@@ -147,7 +154,7 @@ def _test_set(held: Held, aside: np.ndarray, asked: DataSettings, seed: int) -> 
 
 
 def _drawn(what: str, index: np.ndarray, count: int | None, seed: int) -> np.ndarray:
-    """So many of these, drawn without regard to anything; all of them, untouched, where no number is asked for."""
+    """Returns `count` of the indices, drawn at random; all of them, in their order, if `count` is None."""
     if count is None:
         return index
     if not 1 <= count <= len(index):

@@ -16,7 +16,7 @@ Config = dict[str, Section]
 
 
 class Call(NamedTuple):
-    """A constructor with checked arguments, and those arguments spelled out, defaults included."""
+    """Constructor, and its checked arguments with every default spelled out."""
 
     build: Callable[..., Any]
     arguments: Section
@@ -26,9 +26,9 @@ class Call(NamedTuple):
 
 
 def read(path: str | Path, overrides: Iterable[str] = (), sweep: bool = False) -> Config:
-    """The sections of a TOML file with `section.key=value` overrides applied; their content is not yet checked.
+    """Returns the sections of a TOML file with `section.key=value` overrides applied; their content is not yet checked.
 
-    Only with `sweep` may there be a section [sweep], which `fednormec.sweeps.grid` understands.
+    A section [sweep], which `fednormec.sweeps.grid` understands, is allowed only with `sweep`.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -52,7 +52,7 @@ def read(path: str | Path, overrides: Iterable[str] = (), sweep: bool = False) -
 
 
 def changed(config: Config, settings: Mapping[str, Any]) -> Config:
-    """A copy of the config with some settings changed, each named section.key, as --set would."""
+    """Returns a copy of the config with some settings changed, each named section.key, as --set would."""
     copied = {name: dict(section) for name, section in config.items()}
     split = [(*_setting(name), value) for name, value in settings.items()]
     for section, key, value in sorted(split, key=_choices_first):
@@ -61,7 +61,13 @@ def changed(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def overridden(text: str, option: str = "--set", example: str = "method.beta=0.1") -> tuple[str, str, Any]:
-    """Section, key and value of section.key=value, the value in TOML or plain text."""
+    """Returns section, key and value of section.key=value, the value in TOML or plain text.
+
+    Args:
+        text: what the user gave.
+        option: the option that errors name.
+        example: the example that errors give.
+    """
     path, equals, value = text.partition("=")
     if not (equals and path.strip().partition(".")[2]):
         raise UserError(f"{option} takes section.key=value, such as {example}, not '{text}'.")
@@ -77,7 +83,7 @@ def overridden(text: str, option: str = "--set", example: str = "method.beta=0.1
 
 
 def dump(config: Mapping[str, Section]) -> str:
-    """The config as TOML; reading it back gives the same run."""
+    """Returns the config as TOML; reading it back gives the same run."""
     parts = []
     for name, section in config.items():
         lines = [f"{key} = {_toml(value)}" for key, value in section.items() if value is not None]
@@ -86,7 +92,7 @@ def dump(config: Mapping[str, Section]) -> str:
 
 
 def choose(section: str, settings: Section, table: Mapping[str, Callable[..., Any]], given: int = 0) -> Call:
-    """The constructor that a section names, with its arguments checked against its signature.
+    """Returns the constructor that a section names, with its arguments checked against its signature.
 
     The first `given` parameters are supplied by the program, not by the config.
     """
@@ -101,9 +107,14 @@ def choose(section: str, settings: Section, table: Mapping[str, Callable[..., An
 def check(
     where: str, settings: Section, build: Callable[..., Any], given: int = 0, beside: Iterable[str] = ()
 ) -> Section:
-    """Every argument of `build` by name, of the right type, with its defaults; else a UserError says what is wrong.
+    """Returns all arguments of `build` by name, defaults included; raises UserError if one is wrong or not of its type.
 
-    `beside` are the keys of the section that are not `build`'s and were looked at before.
+    Args:
+        where: the place that errors name.
+        settings: the arguments that the config gives.
+        build: the constructor.
+        given: number of first parameters that the program supplies.
+        beside: keys of the section that are not `build`'s and were looked at before.
     """
     parameters = dict(list(inspect.signature(build).parameters.items())[given:])
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
@@ -127,12 +138,12 @@ def _setting(name: str) -> tuple[str, str]:
 
 
 def _choices_first(override: tuple[str, str, Any]) -> int:
-    """What chooses a constructor goes before the constructor's arguments, in whichever order they were given."""
+    """Returns a sort key: what chooses a constructor goes before its arguments, in whichever order they were given."""
     return {"name": 0, "source": 0, "partition": 1, "noise_std": 1}.get(override[1], 2)
 
 
 def _set(config: Config, section: str, key: str, value: Any) -> None:
-    """Sets one value; where it chooses another constructor, the old one's arguments do not apply and go."""
+    """Sets one value; if it chooses another constructor, drops the old one's arguments, which do not apply."""
     settings = config.setdefault(section, {})
     if key == "name" and value != settings.get("name", DEFAULT_NAMES.get(section)):
         settings.clear()
@@ -141,13 +152,13 @@ def _set(config: Config, section: str, key: str, value: Any) -> None:
         config[section] = settings = {k: v for k, v in settings.items() if k in kept}
     elif (section, key) == ("data", "partition") and value != settings.get("partition"):
         config[section] = settings = {k: v for k, v in settings.items() if k in DATA_SETTINGS}
-    elif (section, key) == ("privacy", "noise_std"):  # in place of a target, unless that is given with it
+    elif (section, key) == ("privacy", "noise_std"):  # replaces epsilon, unless that is set with it
         settings.pop("epsilon", None)
     settings[key] = value
 
 
 def _kept_from(old: Any, new: Any, settings: Section) -> set[str]:
-    """Which settings of [data] still apply when its source changes."""
+    """Returns the settings of [data] that still apply when its source changes."""
     built_in = [built_in_name(source) in BUILT_IN for source in (old, new)]
     if built_in_name(old) == built_in_name(new) or not any(built_in):  # from one file to another the partition stays
         return set(settings)
@@ -157,11 +168,11 @@ def _kept_from(old: Any, new: Any, settings: Section) -> set[str]:
 
 
 class _TooLarge(ValueError):
-    """A whole number that TOML has no room for."""
+    """Whole number that TOML has no room for."""
 
 
 def _loads(text: str) -> dict[str, Any]:
-    """tomllib.loads, with ValueError for anything that cannot be used: TOML's whole numbers have 64 bits."""
+    """Parses TOML; raises ValueError if anything cannot be used: TOML's whole numbers have 64 bits."""
     try:
         content = tomllib.loads(text)
         if _too_large(content):
@@ -178,7 +189,10 @@ def _too_large(value: Any) -> bool:
 
 
 def _typed(where: str, value: Any, hint: Any) -> Any:
-    """The value in the hinted type: whole numbers pass as floats, lists as sequences; nothing else is converted."""
+    """Returns the value in the hinted type.
+
+    Whole numbers pass as floats, lists as sequences; nothing else is converted.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _typed(where, value, next(a for a in args if a is not type(None)))
@@ -209,7 +223,7 @@ def _toml(value: Any) -> str:
 
 
 def _escaped(c: str) -> str:
-    """A character of a TOML string, escaped where it must be or where nobody would see it."""
+    """Returns a character of a TOML string, escaped where it must be or where nobody would see it."""
     if c not in '"\\' and visible(c) == c:
         return c
     return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"

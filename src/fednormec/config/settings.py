@@ -18,12 +18,17 @@ DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "
 
 @dataclass(frozen=True)
 class DataSettings:
-    """[data]: where the examples come from and how they are dealt out; the partition's own settings stand beside it.
+    """Settings of [data]; the partition's own settings stand beside them.
 
-    With `pool` a source's training and test set are put together before `test_fraction` of them is set aside: of all
-    examples together, or, where the data name their clients, of each client's own. `examples` and `test_examples` are
-    drawn of what there is then to train on and to test with. `classes` is how many there are, a public number; left
-    out, the largest label says it.
+    Attributes:
+        source: where the examples come from: a built-in set, a file or a folder.
+        partition: how the examples are dealt out to clients.
+        pool: whether a source's training and test set are put together before `test_fraction` is set aside.
+        test_fraction: fraction set aside for the test: of all examples together or, where the data name their clients,
+            of each client's own.
+        examples: number of examples that are drawn of what there is then to train on.
+        test_examples: number of examples that are drawn of what there is then to test with.
+        classes: number of classes, which is public; if left out, the largest label says it.
     """
 
     source: str = "digits"
@@ -37,12 +42,14 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """[run]: how long, from which seed, on what.
+    """Settings of [run]: how long, from which seed, on what.
 
-    checkpoint_rounds, checkpoint_seconds: a checkpoint is written after so many rounds, or when so much time has
-        passed since the last (inf: never for that reason). With secure randomness after every round by default, since
-        a round that must be drawn again is one more release.
-    keep_checkpoint: whether the last one stays when the run has come to its end. It holds the clients' memories.
+    Attributes:
+        checkpoint_rounds: number of rounds after which a checkpoint is written. By default, with secure randomness,
+            that is every round, since a round that must be drawn again is one more release.
+        checkpoint_seconds: a checkpoint is also written when this time has passed since the last (inf: never for that
+            reason).
+        keep_checkpoint: whether the last checkpoint stays when the run has finished. It holds the clients' memories.
     """
 
     rounds: int = 100
@@ -69,7 +76,7 @@ DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
 
 @dataclass(frozen=True)
 class GivenConstants:
-    """The constants that a config gives, each in place of the computed one."""
+    """Constants that a config gives, each in place of the computed one."""
 
     smoothness: float | None = None
     gap: float | None = None
@@ -86,6 +93,7 @@ class GivenConstants:
 
     @property
     def known(self) -> dict[str, Any]:
+        """Constants that are given, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
