@@ -80,7 +80,7 @@ def check_method(algorithm: Algorithm, problem: Problem, *, clients: int = 10, r
         problem: what it will train on. Only gradients of a few of its clients are computed.
         clients: number of made-up clients that send hostile updates: zeros, huge and tiny ones, some that are not
             numbers.
-        rounds: number of rounds in which they do, each client another one per round.
+        rounds: number of rounds in which they do; the size of a client's update changes per round.
 
     Returns:
         What was tried and what went wrong: the bound on every message, one message of the promised width for each
@@ -229,7 +229,7 @@ def _updates(clients: int, rounds: int, x: Tensor) -> Tensor:
 
 
 def _hostile(updates: Tensor) -> Tensor:
-    """Returns the same updates in all sizes, each client another one per round."""
+    """Returns the same updates in the sizes of HOSTILE; the size of a client's update changes per round."""
     rounds, clients, _ = updates.shape
     turns = [[HOSTILE[(number + client) % len(HOSTILE)] for client in range(clients)] for number in range(rounds)]
     return updates * torch.tensor(turns, dtype=torch.float64).to(updates)[:, :, None]

@@ -1,5 +1,8 @@
-"""The clients' side of a round. A `Job` is what is computed, a `Place` is where; it gives `Clients`, which exchange a
-round's messages. `tile` is what every place computes: some clients update, bound, remember and send."""
+"""Clients' side of a round.
+
+A `Job` is what is computed, a `Place` is where; it gives `Clients`, which exchange a round's messages. `tile` is what
+every place computes: some clients update, bound, remember and send.
+"""
 
 import math
 from contextlib import AbstractContextManager
@@ -20,7 +23,7 @@ from fednormec.engine.memories import Memories, Remembered
 from fednormec.errors import BoundBroken, UserError
 from fednormec.privacy.mechanism import Plan
 
-STRETCHES = 4  # of neighbouring clients: so many at least, if there are as many tiles
+STRETCHES = 4  # least number of stretches, if there are as many tiles
 
 
 class Job(NamedTuple):
@@ -31,7 +34,7 @@ class Job(NamedTuple):
         algorithm: the method.
         participation: who takes part, by the method's rule.
         plan: what the noise follows; None without privacy.
-        seed: that of all randomness but secure noise.
+        seed: seed of all randomness but secure noise.
         x: the model to start from.
     """
 
@@ -68,9 +71,9 @@ class Job(NamedTuple):
     def stretch(self) -> int:
         """Number of neighbouring clients that share tiles.
 
-        It is one tile where all compute. Where only drawn clients compute, it is so many that about a tile of them is
-        drawn, but no more than make 4 stretches of all clients. It depends on the problem and on the rule, never on who
-        computes: stretches are what workers elsewhere own.
+        Where all compute, it is one tile. Where only drawn clients compute, it is whole tiles, enough that about one
+        tile is drawn of them, but few enough for 4 stretches of all clients. It depends on the problem and on the rule,
+        never on who computes: stretches are what workers elsewhere own.
         """
         size, m = self.problem.tile, self.problem.num_clients
         if not regroups(self.participation, self.problem):
@@ -92,9 +95,14 @@ class Place(Protocol):
 
 
 class Exchanged(NamedTuple):
-    """All that crosses to the server: the sum of the senders' messages, float64; beside it, how many clients were left
-    out because their update was not finite, or their message no message. Where clients can fail to answer, `cohort` is
-    who did, and `missed` how many did not; None: all who were asked."""
+    """Content of an exchange: all that crosses to the server.
+
+    Attributes:
+        total: sum of the senders' messages, float64.
+        left_out: number of clients that were left out because their update was non-finite, or their message no message.
+        cohort: clients that answered, where clients can fail to; None: all who were asked.
+        missed: number of clients that did not answer, where clients can fail to.
+    """
 
     total: Tensor
     left_out: int
@@ -103,7 +111,7 @@ class Exchanged(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """What the 2^level tiles from number place 2^level on exchange, added up as the tree of `added` says."""
+    """Sum of what the tiles from number place · 2^level on exchange, 2^level of them, added in the tree of `add`."""
 
     level: int
     place: int
@@ -111,8 +119,12 @@ class Branch(NamedTuple):
 
 
 class Clients(Protocol):
-    """All clients, wherever they compute, with what is remembered of each here. `noisy` ones add their noise
-    themselves, so that what they send is a release."""
+    """Clients of a job, wherever they compute.
+
+    Attributes:
+        memories: what is remembered of each client here.
+        noisy: whether clients add their noise themselves, so that what they send is a release.
+    """
 
     @property
     def memories(self) -> Remembered: ...
@@ -124,14 +136,21 @@ class Clients(Protocol):
         ...
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
-        """Exchanges one round of the job, or with `prime` of its prime; moves the memories."""
+        """Exchanges the messages of one round and moves the memories.
+
+        Args:
+            server: the server's state, which clients are told.
+            cohort: who computes, and who sends.
+            moment: seed and number of the round.
+            prime: whether this is the exact round before the first.
+        """
         ...
 
 
 def add(branches: list[Branch], new: Branch) -> None:
-    """One more branch, to the right of the others. Two halves of one become that one.
+    """Adds a branch to the right of the others; two halves of one become that one.
 
-    Tiles are so added in a binary tree over their numbers, whoever computes which of them: neither threads nor
+    Tiles are thus added in a binary tree over their numbers, whoever computes which of them: neither threads nor
     machines change a bit, and whoever has a row of neighbouring tiles sends no more than a few branches.
     """
     while branches and new.place % 2 and branches[-1][:2] == (new.level, new.place - 1):
@@ -142,7 +161,7 @@ def add(branches: list[Branch], new: Branch) -> None:
 
 
 def added(branches: list[Branch], job: Job) -> Exchanged:
-    """Adds all of them, from the right, where they are shortest; zeros where nobody computed."""
+    """Adds all branches, from the right, where they are shortest; returns zeros if nobody computed."""
     if not branches:
         return Exchanged(torch.zeros(job.message_width, dtype=torch.float64, device=job.x.device), 0)
     total = branches[-1].sum.total
@@ -170,8 +189,18 @@ def tile(job: Job, server: Server, memories: Memories, cohort: Cohort, moment: M
 def computed(
     problem: Problem, algorithm: Algorithm, server: Server, rows: Tensor, ids: np.ndarray, moment: Moment
 ) -> tuple[Messages, int]:
-    """What a block of clients sends, one in `rows` for each id; moves their memories there. Also how many were left
-    out: their message is zero and their memory stays."""
+    """Computes the messages of a block of clients and moves their memories; also counts the clients that were left out.
+
+    The message of a client that is left out is zero, and its memory stays.
+
+    Args:
+        problem: what is minimised.
+        algorithm: the method.
+        server: the server's state.
+        rows: the clients' memories, one for each id.
+        ids: numbers of the clients.
+        moment: seed and number of the round.
+    """
     with stage("memories"):
         correction = algorithm.correction(server, rows) if algorithm.correction else None
     with stage("gradients"):
@@ -194,8 +223,11 @@ def computed(
 
 
 def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Adding) -> Tensor:
-    """The senders' messages added up. In a private run this is where each is measured, whatever the method made of it:
-    raises BoundBroken if one is longer than the noise counts on, or not a number."""
+    """Adds the senders' messages.
+
+    In a private run this is where each is measured, whatever the method made of it: raises BoundBroken if one is longer
+    than the noise counts on, or not a number.
+    """
     try:
         return messages.sum(sends, adding)
     except TooLong as broken:
@@ -207,7 +239,10 @@ def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Addi
 
 
 def _require_fit(algorithm: Algorithm, messages: Messages, memories: Tensor, dim: int) -> None:
-    """Says so if messages are not rows of the promised width, one for each client, with a factor for each or none."""
+    """Raises BoundBroken if messages are not rows of the promised width, one for each client.
+
+    They may have a factor for each row, or no factors.
+    """
     if type(messages) is not Messages or type(messages.rows) is not Tensor or messages.rows.layout is not torch.strided:
         raise BoundBroken(f"{algorithm.name} gave no Messages with a plain tensor of rows.")
     wanted, rows, factors = (len(memories), algorithm.message_slots * dim), messages.rows, messages.factors
@@ -224,7 +259,7 @@ def _require_fit(algorithm: Algorithm, messages: Messages, memories: Tensor, dim
 
 
 def tiles(job: Job, cohort: Cohort) -> list[Cohort]:
-    """The computing clients cut where their numbers pass a multiple of the job's stretch, and then into tiles."""
+    """Cuts the computing clients where their numbers pass a multiple of the job's stretch, and then into tiles."""
     stretch, size = job.stretch, job.problem.tile
     ends = range(stretch, job.problem.num_clients + stretch, stretch)
     found, start = list[Cohort](), 0
@@ -244,6 +279,8 @@ def _not_finite(rows: Tensor) -> Tensor:
 
 
 def regroups(participation: Participation, problem: Problem) -> bool:
-    """Whether who is drawn decides which clients share a tile: then one client more moves the rounding of all strips,
-    and only sums in float64 keep that small. `participation` is the method's rule."""
+    """Returns whether the draw decides which clients share a tile; `participation` is the method's rule.
+
+    If it does, one client more moves the rounding of all strips, and only sums in float64 keep that small.
+    """
     return participation.idle == "sleep" and participation.rate(problem.num_clients) < 1

@@ -1,4 +1,4 @@
-"""The clients' memories: one block of rows (M, slots d), in the machine's memory or in a file."""
+"""Memories of the clients: one block of rows (M, slots d), in the machine's memory or in a file."""
 
 import mmap
 import os
@@ -17,7 +17,7 @@ BLOCK = 2**24  # bytes that are copied at a time
 
 
 class Remembered(Protocol):
-    """What all clients remember, a row each, wherever it lies."""
+    """Memories of all clients, a row each, wherever they lie."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -25,24 +25,31 @@ class Remembered(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def rows(self) -> Tensor:
-        """The block itself, or all of it brought here if it lies elsewhere."""
+        """Block of all rows, brought here if it lies elsewhere."""
         ...
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows in order, some at a time, to look at."""
+        """Yields all rows in order, some at a time, to look at."""
         ...
 
     def fill(self, read: Callable[[int], Tensor]) -> None:
-        """All rows anew, some at a time: `read(n)` gives the next n of them."""
+        """Replaces all rows, some at a time: `read(n)` gives the next n of them."""
         ...
 
 
 class Memories:
-    """All zero at first. `rows` is the block itself; what lies in a file is read and written page by page as needed.
-    Row 0 is that of the client `first`.
+    """Block of memories, all zero at first; `rows` is the block itself.
 
-    A file is for blocks that are larger than the machine's memory: `let_go` after each tile keeps only what is being
-    computed in this process' memory, while the system's cache holds as much of the rest as there is room for.
+    A file is for blocks that are larger than the machine's memory, and is read and written page by page as needed.
+    `let_go` after each tile keeps only what is being computed in this process' memory, while the system's cache holds
+    as much of the rest as there is room for.
+
+    Args:
+        shape: number of rows, and of numbers in a row.
+        dtype: type of the numbers.
+        device: where the block lies; by default the CPU.
+        folder: folder of the file; None: the block lies in memory.
+        first: number of the client that row 0 belongs to.
     """
 
     def __init__(
@@ -69,7 +76,7 @@ class Memories:
                 size = rows * self._row_bytes
                 file.truncate(size)
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)  # a disk too full is said now, not by a crash later
+                    os.posix_fallocate(file.fileno(), 0, size)  # a disk too full raises now, and does not crash later
                 self._map = mmap.mmap(file.fileno(), 0)
         except OSError as error:
             raise UserError(f"no file for the memories can be made in {folder}: {error.strerror or error}.") from error
@@ -84,7 +91,7 @@ class Memories:
         return self.rows.dtype
 
     def let_go(self, first: int, last: int) -> None:
-        """Rows first to last are done with for now: their pages need no longer be in this process' memory."""
+        """Lets the pages of rows first to last leave this process' memory, since the rows are not needed for now."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             start = -(-first * self._row_bytes // PAGE) * PAGE
             length = (last + 1) * self._row_bytes // PAGE * PAGE - start
@@ -102,7 +109,7 @@ class Memories:
 
 
 def pieces(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, int]]:
-    """First row and end of each block that is copied at a time."""
+    """Yields the first row and the end of each block that is copied at a time."""
     height, width = shape
     step = max(1, BLOCK // max(1, width * dtype.itemsize))
     for start in range(0, height if width else 0, step):

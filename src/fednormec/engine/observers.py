@@ -1,4 +1,4 @@
-"""Who watches a run: a list of observers, told after each round and at the end."""
+"""Observers of a run, told after each round and at the end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -60,6 +60,7 @@ class Watch:
         self._observers, self._open, self._rounds = tuple(observers), list(observers), 0
 
     def after(self, round: "Round", record: Record) -> None:
+        """Tells all observers of a round."""
         self._rounds = round.number
         for observer in self._observers:
             observer.after(round, record)

@@ -1,4 +1,4 @@
-"""What is decided before the first round: the plan that keeps to a budget, and how often to evaluate."""
+"""Decisions before the first round: the plan that keeps to a budget, and how often to evaluate."""
 
 import math
 
@@ -15,13 +15,13 @@ from fednormec.engine.clients import regroups
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import Plan, Privacy, plan
 
-TYPICAL = 500  # examples of a client, where how many it has must decide nothing
+TYPICAL = 500  # number of a client's examples, where the true number must decide nothing
 
 
 def planned(
     problem: Problem, algorithm: Algorithm, participation: Participation, privacy: Privacy, rounds: int
 ) -> Plan:
-    """What `simulate` will do to keep to `privacy`; says so if it cannot be kept."""
+    """Returns the plan by which `simulate` keeps to `privacy`; raises UserError if it cannot be kept."""
     require_bounded(algorithm)
     participation = algorithm.rule(participation)
     x, width = problem.init(generator(0, "init")), algorithm.message_slots * problem.dim
@@ -33,12 +33,12 @@ def planned(
 def evaluation_interval(
     problem: Problem, algorithm: Algorithm, participation: Participation, rounds: int, private: bool = False
 ) -> int:
-    """How often to evaluate by default: 20 to 39 points of a curve, or fewer where that would take more than about 5 %
-    of the time, but five points whatever they take.
+    """Returns the number of rounds between evaluations, by default.
 
-    An evaluation looks at all clients' examples, which takes about half of their gradients' time, and at a test set:
-    let that be 0.7 of it altogether. In a `private` run how many examples a client has decides nothing: each counts as
-    if it had 500.
+    It gives 20 to 39 points of a curve, or fewer where that would take more than about 5 % of the time, but five points
+    whatever they take. An evaluation looks at all clients' examples, which takes about half of their gradients' time,
+    and at a test set: let that be 0.7 of it altogether. In a `private` run the number of a client's examples decides
+    nothing: each client counts as if it had 500.
     """
     sizes, counts = np.unique(problem.client_sizes, return_counts=True)
     if private:
@@ -51,7 +51,7 @@ def evaluation_interval(
 
 
 def require_bounded(algorithm: Algorithm) -> None:
-    """Says so where no noise can make a method private."""
+    """Raises UserError if no noise can make the method private."""
     if math.isinf(algorithm.bound.radius):
         raise UserError(
             f"{algorithm.name} does not bound what a client sends, so no noise can make it private: "
@@ -65,7 +65,7 @@ def require_bounded(algorithm: Algorithm) -> None:
 
 
 def summing_error(num_clients: int, dtype: torch.dtype, exactly: bool) -> float:
-    """By how much one client's message can move the computed sum beyond its own length, relative to the radius.
+    """Bounds how far one client's message can move the computed sum beyond its own length, relative to the radius.
 
     Adding n numbers errs by at most n units in the last place of the sum of their magnitudes, with and without the
     client: a strip of messages in the model's dtype, all strips' sums (or, `exactly`, everything) in float64. That

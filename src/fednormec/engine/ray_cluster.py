@@ -1,6 +1,6 @@
 """Clients on a Ray cluster: worker processes that own some of them each, their data and memories, for a whole run.
 
-Only vectors move: the server's state goes out once a round, a few partial sums of each worker come back. What is
+Only vectors move: the server's state goes out once per round, a few partial sums of each worker come back. What is
 computed is `clients.tile`, as in process. Ray itself is imported when a run begins, and not before.
 """
 
@@ -49,14 +49,14 @@ class Ray(NamedTuple):
         address: host:port of the cluster's head, or "auto" for one on this machine. Without it, the cluster that this
             process is connected to, else one of its own, which listens on this machine only and ends with the
             simulation.
-        workers: how many worker processes; by default one for each CPU of the cluster.
+        workers: number of worker processes; by default one for each CPU of the cluster.
     """
 
     address: str | None = None
     workers: int | None = None
 
     def check(self, job: Job) -> None:
-        """Raises UserError if Ray is missing, nobody answers, or it cannot compute this."""
+        """Raises UserError if Ray is missing, no cluster answers, or it cannot compute the job."""
         if self.workers is not None:
             at_least_one("workers", self.workers)
         if find_spec("ray") is None:
@@ -91,7 +91,7 @@ class Ray(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """A worker process and its clients, first to last - 1."""
+    """Worker process and its clients, first to last - 1."""
 
     process: Any
     first: int
@@ -132,7 +132,7 @@ class _There(NamedTuple):
 
 
 class _Elsewhere(NamedTuple):
-    """The workers' memories as if they were here, some rows at a time."""
+    """Memories of the workers as if they were here, some rows at a time."""
 
     owners: list[_Owner]
     shape: tuple[int, ...]
@@ -159,7 +159,7 @@ class _Elsewhere(NamedTuple):
 
 
 class _Worker:
-    """What a worker process does; it does its arithmetic on one thread, as any worker."""
+    """Worker process; it does its arithmetic on one thread, as any worker."""
 
     def __init__(self) -> None:
         compute_alone()
@@ -184,7 +184,16 @@ class _Worker:
         prime: bool,
         timed: bool,
     ) -> tuple[list[tuple[int, int, np.ndarray, int]], dict[Stage, float]]:
-        """Its tiles of a round, the first of which has that number; the branches they make, and where the time went."""
+        """Computes its tiles of a round; returns the branches they make, and the seconds per stage.
+
+        Args:
+            sent: model, memory and round of the server.
+            number: number of the first tile.
+            cut: the tiles.
+            moment: seed and number of the round.
+            prime: whether this is the exact round before the first.
+            timed: whether the seconds are asked for; otherwise they are left out.
+        """
         job = self._job.primed if prime else self._job
         server = Server(torch.tensor(sent[0]), torch.tensor(sent[1]), sent[2])
         branches = list[Branch]()
@@ -204,7 +213,7 @@ class _Worker:
 
 @final
 class _Part:
-    """Some clients of a problem under their numbers among all of them: local randomness goes by these."""
+    """Part of a problem whose clients keep their numbers among all clients: local randomness goes by these."""
 
     def __init__(self, problem: Problem, first: int, client_sizes: np.ndarray) -> None:
         self._problem, self._first = problem, first
@@ -229,7 +238,7 @@ class _Part:
 
 
 def _settle(owner: _Owner, job: Job) -> None:
-    """Sends a worker its clients; the whole problem where that cannot be taken apart."""
+    """Sends a worker its clients, or the whole problem if that cannot be taken apart."""
     process, first, last = owner
     problem, sizes = job.problem, job.problem.client_sizes
     part = (
@@ -245,7 +254,7 @@ def _settle(owner: _Owner, job: Job) -> None:
 
 @contextmanager
 def _connected(on: Ray, most: int) -> Iterator[int]:
-    """A connection to Ray, which ends where it began; how many CPUs the cluster has."""
+    """Connects to Ray, and ends a connection that it began; yields the number of CPUs of the cluster."""
     os.environ.update(SETTINGS)
     with _listening_here_alone(on.address is None):
         import ray
@@ -271,7 +280,7 @@ def _connected(on: Ray, most: int) -> Iterator[int]:
 
 @contextmanager
 def _started(count: int) -> Iterator[list[Any]]:
-    """So many worker processes, which end with this; they do not come back by themselves, since memories would not."""
+    """Starts worker processes, which end with the context; they are not restarted, since memories would be lost."""
     import ray
 
     kind = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(_Worker)
@@ -299,7 +308,7 @@ def _started(count: int) -> Iterator[list[Any]]:
 
 
 def _got(asked: list[Any]) -> list[Any]:
-    """The workers' answers, in the order of the questions; their errors are ours."""
+    """Returns the workers' answers, in the order of the questions; raises their errors as ours."""
     import ray
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
@@ -315,7 +324,10 @@ def _got(asked: list[Any]) -> list[Any]:
 
 
 def _note(seconds: dict[Stage, float], workers: int) -> None:
-    """Into the profile, if one is made: what workers do side by side counts as the time that passed meanwhile."""
+    """Adds the workers' seconds to the profile, if one is made.
+
+    What workers do side by side counts as the time that passed meanwhile.
+    """
     profile = looking()
     if profile is not None:
         for stage, spent in seconds.items():
@@ -323,6 +335,7 @@ def _note(seconds: dict[Stage, float], workers: int) -> None:
 
 
 def _require_listener(address: str) -> None:
+    """Raises UserError if the address is none, or nobody listens there."""
     host, _, port = address.rpartition(":")
     if address == "auto":
         return
@@ -336,7 +349,7 @@ def _require_listener(address: str) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Asks in a process of its own, since Ray would go on trying for minutes."""
+    """Raises UserError if no cluster answers; asks in a process of its own, since Ray would keep trying for minutes."""
     code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
     try:
         subprocess.run(
@@ -356,7 +369,7 @@ def _nobody_at(address: str) -> str:
 
 @contextmanager
 def _listening_here_alone(alone: bool) -> Iterator[None]:
-    """What Ray reads when it is imported; a cluster of one's own is nobody else's business."""
+    """Sets what Ray reads when it is imported: a cluster of our own (`alone`) listens on this machine only."""
     before = {name: os.environ.get(name) for name in ONLY_THIS_MACHINE}
     if alone:
         os.environ.update(ONLY_THIS_MACHINE)
@@ -372,7 +385,7 @@ def _listening_here_alone(alone: bool) -> Iterator[None]:
 
 @contextmanager
 def _own_answer_to_signals() -> Iterator[None]:
-    """Ray puts its own answer to SIGTERM in the place of ours, which finishes the round."""
+    """Keeps our handler of SIGTERM, which finishes the round; Ray would replace it with its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""One round on record: what stands in a history and in a line of metrics.jsonl, and who may see which part of it."""
+"""Record of a round, as in a history and in a line of metrics.jsonl, and who may see which part of it."""
 
 from typing import Any, final
 
@@ -16,7 +16,7 @@ class Record(dict[str, Any]):
     Keys: `round`; in a private run `epsilon` and `delta` spent so far, with a `label` where the noise protects nobody;
     where the model was evaluated its figures on a public test set; and `not_private`, a dict of what looks at clients'
     data or at who took part: further figures, and the numbers of clients that `computed`, `sent`, were `left_out` (and
-    `missed`). A figure that was not finite is NaN, and null in a file. The properties also read a damaged record.
+    `missed`). A non-finite figure is NaN, and null in a file. The properties also read a damaged record.
 
     >>> r = Record(round=3, epsilon=0.5, delta=1e-5, test_accuracy=0.9, not_private={"train_loss": 0.3, "sent": 7})
     >>> r.round, r.public, r.private, r.evaluated
@@ -30,7 +30,7 @@ class Record(dict[str, Any]):
 
     @property
     def apart(self) -> dict[str, Any]:
-        """Everything that is not private."""
+        """Part of the record that is not private."""
         found = self.get(APART)
         return found if isinstance(found, dict) else {}
 
@@ -51,7 +51,7 @@ class Record(dict[str, Any]):
 
     @property
     def public_part(self) -> "Record":
-        """Record without what is not private."""
+        """Record without the part that is not private."""
         return Record({key: value for key, value in self.items() if key != APART})
 
     @classmethod

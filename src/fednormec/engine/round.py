@@ -1,4 +1,4 @@
-"""What a round leaves: the state, its record, and the end of a training."""
+"""State after a round, its record, and the end of a training."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ class Round(NamedTuple):
         memories: the clients' memories, wherever they lie.
         cohort: who computed, and who sent.
         left_out: number of clients that were left out because their update was non-finite.
-        in_vain: number of updates in a row, to the last, of which none was finite.
+        in_vain: number of updates in a row, up to the last, that were all non-finite.
         metrics: the figures of the model; None if it was not evaluated.
         released: the (noisy) sum of messages.
         plan: the mechanism and what its releases cost; None without privacy.
@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
     @property
     def x(self) -> Tensor:
-        """Model."""
+        """Model after the round."""
         return self.server.x
 
     @property
@@ -71,7 +71,7 @@ class Round(NamedTuple):
 
     @property
     def epsilon(self) -> float | None:
-        """Largest ε spent so far, at the plan's δ; None without privacy."""
+        """Privacy spent so far, the ε at the plan's δ; None without privacy."""
         return None if self.plan is None else self.plan.spent(self.releases)
 
     @property
@@ -121,7 +121,7 @@ class Resumed(NamedTuple):
 
     @property
     def in_vain(self) -> int:
-        """Number of updates in a row, to the last, of which none was finite."""
+        """Number of updates in a row, up to the last, that were all non-finite."""
         return 0 if self.saved is None else self.saved.in_vain
 
     @property
@@ -154,7 +154,7 @@ class Trained(NamedTuple):
 
 
 def record(r: Round, measured: Mapping[str, float] | None = None) -> Record:
-    """Record of a round, with what was `measured` besides among what is not private."""
+    """Returns the record of a round; what was `measured` besides is among what is not private."""
     public, private = r.metrics or Metrics({}, {})
     private = dict(measured or {}) | private
     counts = dict(zip(COUNTS, (r.computed, r.sent, r.left_out), strict=True))

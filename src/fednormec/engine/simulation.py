@@ -1,4 +1,4 @@
-"""The engine: one round after another. Where the clients compute is a value, the `Place`."""
+"""Engine: one round after another. Where the clients compute is a value, the `Place`."""
 
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -50,17 +50,18 @@ def simulate(
         problem: what is minimised, f_1, ..., f_M.
         algorithm: the method, with its local update and its bound.
         participation: who takes part in a round; by default everybody.
-        privacy: what is kept private. The sum of each round gets its noise, and the rounds end before the one
-            that would exceed the budget. None: no noise.
-        rounds: how many.
-        seed: that of all randomness but secure noise.
+        privacy: what is kept private. The sum of each round gets its noise, and the rounds end before the one that
+            would exceed the budget. None: no noise.
+        rounds: number of rounds.
+        seed: seed of all randomness but secure noise.
         x0: where to start; by default problem.init.
-        evaluate_every: evaluates the model every so many rounds and after the last; None never does.
+        evaluate_every: number of rounds between evaluations of the model, which is also evaluated after the last;
+            None: never.
         on: where clients compute, such as Threads(workers=8) or Ray("10.0.0.1:6379"); by default on threads. A Round's
             memories lie there: copy what you want to keep.
         before_release: called with the round and the plan before anything of a private round leaves the clients.
-        resume: a checkpoint of the same simulation. It goes on after that round, with the bits of one that was never
-            interrupted (secure noise excepted).
+        resume: state of the same simulation to resume from. The bits are then those of one that was never interrupted
+            (secure noise excepted).
 
     Raises:
         UserError: if something does not fit together; before the first round.
@@ -70,7 +71,7 @@ def simulate(
     at_least_one("rounds", rounds)
     at_least_one("evaluate_every", 1 if evaluate_every is None else evaluate_every)
     rule = algorithm.rule(participation or full())
-    rule.weights(problem.num_clients)  # says now if the rule does not fit the number of clients
+    rule.weights(problem.num_clients)  # raises UserError now if the rule does not fit the number of clients
     x, plan = problem.init(generator(seed, "init")), None
     if privacy is not None:
         plan = planned(problem, algorithm, rule, privacy, rounds)
@@ -106,21 +107,21 @@ def train(
         problem: what is minimised, f_1, ..., f_M.
         algorithm: the method, with its local update and its bound.
         participation: who takes part in a round; by default everybody.
-        privacy: what is to be kept private; None: no noise.
-        rounds: how many.
-        seed: that of all randomness but secure noise.
+        privacy: what is kept private; None: no noise.
+        rounds: number of rounds.
+        seed: seed of all randomness but secure noise.
         x0: where to start; by default problem.init.
-        evaluate_every: how often the model is evaluated; by default 20 to 39 times, or less often where that would take
-            more than about 5 % of the time.
-        workers: how many workers compute, where `on` leaves that open: workers=8 is short for on=Threads(workers=8).
+        evaluate_every: number of rounds between evaluations of the model; by default it is evaluated 20 to 39 times, or
+            less often where that would take more than about 5 % of the time.
+        workers: number of workers, where `on` leaves that open: workers=8 is short for on=Threads(workers=8).
         on: where clients compute, as in `simulate`.
         observers: who watches, told after each round and at the end.
         stop_when: may end the run after a round. It gets the public part of the round's record, nothing that looks at
-            clients' data, and returns why to stop, or None to go on. The statement then says that the run was stopped
-            and why, and its ε is that of all rounds, since what was released decided.
+            clients' data, and returns why to stop, or None to continue. The statement then says that the run was
+            stopped and why, and its ε is that of all rounds, since what was released decided.
 
     Returns:
-        The model, the history (one record a round), and what may be said about privacy.
+        The model, the history (one record per round), and what may be said about privacy.
 
     >>> import fednormec as fn
     >>> problem, method = fn.random_quadratic(50, 3), fn.dp_fed_avg_clip(fn.gd(0.1))
@@ -158,7 +159,7 @@ def train(
 
 
 class _Released(NamedTuple):
-    """What left the clients in a round, and who took part."""
+    """Sum that left the clients in a round, and who took part."""
 
     total: Tensor
     cohort: Cohort
@@ -176,7 +177,7 @@ def _rounds(
 ) -> Generator[Round, None, None]:
     server, last = job.algorithm.init(job.x), rounds
     done, in_vain, releases = resume.round, resume.in_vain, resume.spent
-    if job.plan is not None and job.plan.budget is not None:  # one release a round, and no more than it pays for
+    if job.plan is not None and job.plan.budget is not None:  # one release per round, and no more than it pays for
         last = min(rounds, done + job.plan.rounds - releases)
     m = job.problem.num_clients
     weights = job.participation.weights(m)
@@ -209,7 +210,7 @@ def _rounds(
 def _released(
     job: Job, clients: Clients, server: Server, number: int, before_release: Callable[[int, Plan], None]
 ) -> _Released:
-    """What the clients send in a round, with its noise; `before_release` is called before any of it leaves them."""
+    """Returns what the clients send in a round, with its noise; calls `before_release` before any of it leaves them."""
     m, plan = job.problem.num_clients, job.plan
     if plan is None:
         cohort = job.participation.draw(m, generator(job.seed, "cohort", number))
@@ -234,7 +235,7 @@ def _released(
 
 
 def _evaluated(job: Job, x: Tensor, number: int) -> Metrics:
-    """The model's figures. Raises Diverged where no client's loss is finite, if that may be looked at."""
+    """Returns the model's figures; raises Diverged if no client's loss is finite, where that may be looked at."""
     with stage("evaluation"):
         metrics = job.problem.evaluate(x)
     if job.plan is None and math.isnan(metrics.not_private.get("train_loss", 0.0)):
@@ -243,7 +244,7 @@ def _evaluated(job: Job, x: Tensor, number: int) -> Metrics:
 
 
 def _primed(job: Job, prime: Algorithm, clients: Clients, server: Server) -> Server:
-    """The server after the exact round before the first, which fills the memories."""
+    """Returns the server after the exact round before the first, which fills the memories."""
     m = job.problem.num_clients
     everyone = full().draw(m, generator(job.seed, "cohort", 0))
     first = clients.exchange(server, everyone, Moment(job.seed, 0), prime=True)
@@ -251,13 +252,13 @@ def _primed(job: Job, prime: Algorithm, clients: Clients, server: Server) -> Ser
 
 
 def _restored(saved: Saved, clients: Clients, device: torch.device) -> Server:
-    """The server as it was saved; gives the clients their memories back."""
+    """Returns the server as it was saved, and gives the clients their memories back."""
     saved.fill(clients.memories)
     return Server(saved.server.x.to(device), saved.server.memory.to(device), saved.round)
 
 
 def _starting_point(x: Tensor, x0: Tensor | None) -> Tensor:
-    """x0, if it is a model of this problem; x by default."""
+    """Returns x0, or x if it is None; raises UserError if x0 is no model of this problem."""
     if x0 is None:
         return x
     if x0.shape != x.shape or x0.dtype != x.dtype:
@@ -275,7 +276,7 @@ def _require_fit(saved: Saved, job: Job) -> None:
 
 
 def _with_workers(on: Place | None, workers: int | None) -> Place:
-    """The place with so many workers, where it leaves that open."""
+    """Returns the place with `workers` workers; raises UserError if it does not leave their number open."""
     if on is None:
         return Threads(workers)
     if workers is None:

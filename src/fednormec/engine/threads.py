@@ -27,15 +27,17 @@ Submit = Callable[..., "Future[Any]"]
 
 
 class Pool(NamedTuple):
-    """How work is spread: `workers` threads, each doing its arithmetic alone, `chunk_size` clients at a time."""
+    """Spread of work: `workers` threads, each doing its arithmetic alone, `chunk_size` clients at a time."""
 
     workers: int
     chunk_size: int
 
     @contextmanager
     def threads(self) -> Iterator[Submit]:
-        """The threads, each set to do its own arithmetic alone: that is faster for many clients, and the bits of a
-        result do not depend on how many threads there are."""
+        """Starts the threads, each set to do its own arithmetic alone; yields the function that submits work to them.
+
+        That is faster for many clients, and the bits of a result do not depend on the number of threads.
+        """
         keep_freed_memory()
         ready, patient = Barrier(self.workers + 1), True
         executor = ThreadPoolExecutor(self.workers, initializer=compute_alone)
@@ -52,7 +54,14 @@ class Pool(NamedTuple):
             executor.shutdown(wait=patient, cancel_futures=not patient)
 
     def in_order(self, submit: Submit, work: Callable[[list[T]], R], items: list[T], per_item: int) -> Iterator[R]:
-        """work() of each chunk of items, in the items' order, with at most two chunks per thread under way."""
+        """Yields work() of each chunk of items, in the items' order, with at most two chunks per thread under way.
+
+        Args:
+            submit: the function that `threads` yields.
+            work: what a thread does with a chunk.
+            items: what there is to do.
+            per_item: number of clients in an item.
+        """
         size = max(1, self.chunk_size // per_item)
         under_way: deque[Future[R]] = deque()
         for start in range(0, len(items), size):
@@ -67,9 +76,9 @@ class Threads(NamedTuple):
     """Place where threads of this process compute the clients.
 
     Args:
-        workers: how many threads; by default as many as torch uses.
-        chunk_size: how many clients a thread takes at a time; by default one tile.
-        memories_in: a folder for the file that the clients' memories lie in, where they are more than the machine has
+        workers: number of threads; by default as many as torch uses.
+        chunk_size: number of clients that a thread takes at a time; by default one tile.
+        memories_in: folder of the file in which the clients' memories are stored, for more of them than the machine has
             memory for; by default they lie in memory.
     """
 
@@ -86,7 +95,7 @@ class Threads(NamedTuple):
         )
 
     def check(self, job: Job) -> None:
-        """Raises UserError if there can be no such threads, or no such file."""
+        """Raises UserError if there can be no such threads, or if memories in a file are asked for beyond the CPU."""
         self.pool(job.problem)
         if self.memories_in is not None and job.x.device.type != "cpu":
             kind = job.x.device.type
@@ -102,7 +111,10 @@ class Threads(NamedTuple):
 
 @contextmanager
 def one_arithmetic_thread() -> Iterator[None]:
-    """While workers are busy, a caller's own parallel arithmetic would only wait for their cores, spinning."""
+    """Sets torch to one arithmetic thread until the context ends.
+
+    While workers are busy, a caller's own parallel arithmetic would only wait for their cores, spinning.
+    """
     own = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -113,8 +125,10 @@ def one_arithmetic_thread() -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> None:
-    """Tells glibc to reuse the large blocks that every tile frees, rather than hand them back to the system and get
-    them again page by page, in every tile. No effect elsewhere."""
+    """Tells glibc to reuse the large blocks that every tile frees; no effect elsewhere.
+
+    It would hand them back to the system and get them again page by page, in every tile.
+    """
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # <malloc.h>
         mallopt = ctypes.CDLL(None).mallopt
@@ -124,7 +138,7 @@ def keep_freed_memory() -> None:
 
 
 def compute_alone() -> None:
-    """This thread does its arithmetic on its own."""
+    """Makes this thread do its arithmetic on its own."""
     torch.get_num_threads()  # torch sets a thread up at its first call, with the default; only then ours will stay
     torch.set_num_threads(1)
 
