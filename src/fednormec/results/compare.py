@@ -28,8 +28,11 @@ class Table(NamedTuple):
 
 
 def ranked(groups: Sequence[Group]) -> list[Group]:
-    """The best first, by the first figure of RANKED_BY that any has; those without it last, as they came. Beside
-    private runs those that protect nobody come after them, for reference."""
+    """Sorts the groups by the first figure of RANKED_BY that any has, the best first.
+
+    Those without that figure come last, as they came. Beside private groups, those that protect nobody come after them,
+    for reference.
+    """
     metric = ranking(groups)
     sign = -1 if higher_is_better(metric) else 1
 
@@ -42,30 +45,30 @@ def ranked(groups: Sequence[Group]) -> list[Group]:
 
 
 def is_reference(group: Group, groups: Sequence[Group]) -> bool:
-    """Whether this one protects nobody, beside others that do."""
+    """Returns whether this group protects nobody, beside others that do."""
     return group.protection != PRIVATE and any(other.protection == PRIVATE for other in groups)
 
 
 def ranking(groups: Sequence[Group]) -> str:
-    """The figure that decides."""
+    """Returns the figure that decides the ranking."""
     return next((m for m in RANKED_BY if any(group.final(m) for group in groups)), RANKED_BY[0])
 
 
 def winner(groups: Sequence[Group]) -> Group | None:
-    """The best group, if it is one of several and has a figure to be best in."""
+    """Returns the best group, if it is one of several and has a figure to be best in; otherwise None."""
     first = ranked(groups)[0]
     found = first.final(ranking(groups))
     return first if len(groups) > 1 and found is not None and math.isfinite(found.mean) else None
 
 
 def reference(groups: Sequence[Group]) -> Group | None:
-    """The best run without privacy, where private ones stand beside it."""
+    """Returns the best group without privacy, if private ones stand beside it; otherwise None."""
     ranked_last = (g for g in ranked(groups) if is_reference(g, groups) and g.protection == NO_PRIVACY)
     return next(ranked_last, None)
 
 
 def table(groups: Sequence[Group]) -> Table:
-    """The comparison, in words and figures for people."""
+    """Returns the comparison, in words and figures for people."""
     groups, best = ranked(groups), winner(groups)
     decisive = ranking(groups)
     deltas = {group.delta or math.nan for group in groups if group.epsilon is not None}
@@ -91,13 +94,13 @@ def table(groups: Sequence[Group]) -> Table:
 
 
 def facts(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The comparison for scripts, the winner first."""
+    """Returns the comparison for scripts, the winner first."""
     best = winner(groups)
     return [_facts(group, group is best) for group in ranked(groups)]
 
 
 def as_text(table: Table) -> str:
-    """Aligned columns."""
+    """Returns the table as text in aligned columns."""
     cells = [table.header, *table.rows]
     widths = [max(len(row[k]) for row in cells) for k in range(len(table.header))]
     lines = [
@@ -114,7 +117,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_csv(groups: Sequence[Group]) -> str:
-    """One line per group with plain numbers; what looks at clients' data says so in the column's name."""
+    """Returns a line per group with plain numbers; what looks at clients' data says so in the column's name."""
     rows = [_flat(row) for row in facts(groups)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
@@ -124,7 +127,7 @@ def as_csv(groups: Sequence[Group]) -> str:
 
 
 def write(path: Path, content: str, force: bool) -> None:
-    """A file that was not there, unless force says that it may be replaced."""
+    """Writes a new file; only with `force` may it replace one."""
     require_new([path], force)
     try:
         with open(path, "w" if force else "x", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
@@ -134,7 +137,7 @@ def write(path: Path, content: str, force: bool) -> None:
 
 
 def require_new(paths: Iterable[Path], force: bool) -> None:
-    """Says so where a file is there already."""
+    """Raises UserError if one of the files is there already, unless `force` is given."""
     there = [] if force else [path for path in paths if path.exists()]
     if there:
         raise UserError(
@@ -143,13 +146,13 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
 
 
 def title(metric: str, groups: Sequence[Group]) -> str:
-    """A figure's name, with its warning if it is not public in all of these."""
+    """Returns a figure's name, with its warning if it is not public in all of these groups."""
     name = metric.replace("_", " ")
     return name if all(group.public(metric) for group in groups) else f"{name} (not private)"
 
 
 def figure(metric: str, found: Spread | None, spread: bool = True) -> str:
-    """mean ± std, the std only where there is more than one run."""
+    """Returns mean ± std as text; without the std unless `spread` is asked for and there is more than one run."""
     if found is None:
         return "–"
     if not math.isfinite(found.mean):
@@ -160,7 +163,7 @@ def figure(metric: str, found: Spread | None, spread: bool = True) -> str:
 
 
 def spent(group: Group) -> str:
-    """The ε, rounded up; never without its label where it protects nobody."""
+    """Returns the ε as text, rounded up; never without its label where it protects nobody."""
     if group.protection in (PRIVATE, NOT_PRIVATE):
         value = "–" if group.epsilon is None else "∞" if math.isinf(group.epsilon) else up(group.epsilon)
         return value if group.protection == PRIVATE else f"{value} {NOT_PRIVATE}"

@@ -1,4 +1,4 @@
-"""Figures, drawn without a display. Colours that stay apart for the colour-blind and in print."""
+"""Figures of runs, drawn without a display, in colours that stay apart for the colour-blind and in print."""
 
 import itertools
 import textwrap
@@ -27,10 +27,16 @@ FACES = {
 
 
 def curves(groups: Sequence[Group], metric: str, path: Path, levels: Mapping[str, float] | None = None) -> "Figure":
-    """A figure over the rounds, a line per group (the mean over its runs) in a band from the least to the largest.
+    """Draws a metric over the rounds and saves the figure: a line per group, in a band from the least to the largest.
 
-    `levels` are horizontal lines with their names. Groups that never measured it are left out. The axes keep their
+    The line is the mean over the group's runs. Groups that never measured the metric are left out. The axes keep their
     size: the figure grows with the legend below them.
+
+    Args:
+        groups: the groups, in the order of the table.
+        metric: what is drawn.
+        path: where the figure is stored.
+        levels: horizontal lines by their names.
     """
     require_drawable(path)
     figure = draw_curves(groups, metric, levels)
@@ -39,7 +45,7 @@ def curves(groups: Sequence[Group], metric: str, path: Path, levels: Mapping[str
 
 
 def drawn(groups: Sequence[Group], metric: str) -> dict[int, Group]:
-    """The groups whose lines are drawn, by their places: the first of those that measured it."""
+    """Returns the groups whose lines are drawn, by their places: the first of those that measured the metric."""
     known = ((k, group) for k, group in enumerate(groups) if np.isfinite(group.curve(metric).mean).any())
     return dict(itertools.islice(known, AT_ONCE))
 
@@ -50,7 +56,7 @@ def draw_curves(
     levels: Mapping[str, float] | None = None,
     size: tuple[float, float] | None = None,
 ) -> "Figure":
-    """The same, not yet written; of a given size and without a legend where that stands elsewhere."""
+    """Draws the figure of `curves` without saving it; with a `size`, it has that size and no legend."""
     lines = drawn(groups, metric)
     figure = empty_figure(size or AXES)
     axes = figure.add_subplot()
@@ -82,17 +88,20 @@ def draw_curves(
 
 
 def paid(groups: Sequence[Group]) -> dict[int, Group]:
-    """The private groups with an accuracy and an ε, by their places."""
+    """Returns the private groups with an accuracy and an ε, by their places."""
     return {k: g for k, g in _accurate(groups).items() if g.protection == PRIVATE and g.epsilon is not None}
 
 
 def free(groups: Sequence[Group]) -> dict[int, Group]:
-    """The groups without privacy that have an accuracy, by their places."""
+    """Returns the groups without privacy that have an accuracy, by their places."""
     return {k: g for k, g in _accurate(groups).items() if g.protection == NO_PRIVACY}
 
 
 def draw_trade_off(groups: Sequence[Group], size: tuple[float, float]) -> "Figure":
-    """The last test accuracy against ε: a point for each private group, a dashed level for each without privacy."""
+    """Draws the last test accuracy against ε.
+
+    Each private group is a point, each group without privacy a dashed level.
+    """
     figure = empty_figure(size)
     axes = figure.add_subplot()
     for k, group in paid(groups).items():
@@ -142,5 +151,5 @@ def _grow(figure: "Figure", axes: Any) -> None:
 
 
 def _legend(label: str) -> str:
-    """A label that matplotlib shows as it is: no formula between dollars, no first underscore."""
+    """Returns a label that matplotlib shows as it is: no formula between dollars, no first underscore."""
     return " " + "\n".join(textwrap.wrap(label.replace("$", r"\$"), 46))

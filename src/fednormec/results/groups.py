@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed, together, and the spread of their figures."""
+"""Groups of runs that differ only in their seed, and the spread of their figures."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from fednormec.results.reading import NO_PRIVACY, PRIVATE, SAME_RUN, UNKNOWN, Ru
 
 
 class Spread(NamedTuple):
-    """A figure over the runs of a group; std is that of the sample, 0 for one run."""
+    """Spread of a figure over the runs of a group; std is the sample's, 0 for one run."""
 
     mean: float
     std: float
@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A figure over the rounds: the mean and the range over those runs of a group that got so far."""
+    """Figure over the rounds: the mean and the range over those runs of a group that got so far."""
 
     rounds: np.ndarray
     mean: np.ndarray
@@ -41,37 +41,39 @@ class Group:
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose last value is their final one: those that came to an end, or all if none did."""
+        """Runs whose last value is their final one: those that have finished, or all if none has."""
         return tuple(run for run in self.runs if run.summary is not None) or self.runs
 
     @property
     def protection(self) -> str:
-        """The worst of its runs'."""
+        """Worst protection of its runs."""
         found = {run.protection for run in self.runs}
         return next(kind for kind in (NOT_PRIVATE, UNKNOWN, NO_PRIVACY, PRIVATE) if kind in found)
 
     @property
     def epsilon(self) -> float | None:
-        """The largest of its runs', each of one run alone."""
+        """Largest ε of its runs, each of one run alone."""
         return max((run.epsilon for run in self.runs if run.epsilon is not None), default=None)
 
     @property
     def delta(self) -> float | None:
+        """Largest δ of its runs."""
         return max((run.delta for run in self.runs if run.delta is not None), default=None)
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """The fewest and the most rounds of its runs."""
+        """Fewest and most rounds of its runs."""
         found = [run.rounds for run in self.counted]
         return min(found), max(found)
 
     @property
     def seeds(self) -> int:
-        """How many different seeds: a run repeated with the same seed tells nothing new."""
+        """Number of different seeds: a run repeated with the same seed tells nothing new."""
         return len({repr(run.seed) for run in self.counted})
 
     @property
     def status(self) -> str:
+        """Status of its runs in words, with the number of each if they differ."""
         found = [run.status for run in self.runs]
         parts = [(kind, found.count(kind)) for kind in sorted(set(found), key=lambda kind: (kind != "done", kind))]
         if len(parts) == 1:
@@ -79,16 +81,19 @@ class Group:
         return ", ".join(f"{count} {_words(kind)}" for kind, count in parts)
 
     def public(self, metric: str) -> bool:
-        """Whether it is in all of its runs."""
+        """Returns whether the metric is public in all of its runs."""
         return all(run.public(metric) for run in self.runs)
 
     def final(self, metric: str) -> Spread | None:
+        """Returns the spread of the runs' last values; None if there is none."""
         return spread_of([run.final(metric) for run in self.counted])
 
     def best(self, metric: str) -> Spread | None:
+        """Returns the spread of the runs' best values; None if there is none."""
         return spread_of([run.best(metric) for run in self.counted])
 
     def curve(self, metric: str) -> Curve:
+        """Returns the metric over the rounds."""
         at: dict[int, list[float]] = {}
         for run in self.runs:
             for at_round, value in run.values(metric):
@@ -99,7 +104,7 @@ class Group:
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Runs that differ in nothing but their seed, together; a run whose config is lost stays alone."""
+    """Puts runs together that differ in nothing but their seed; a run whose config is lost stays alone."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         key = json.dumps(identity(run), sort_keys=True, default=str) if run.config else run.path
@@ -111,7 +116,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which the configs differ, in the configs' order."""
+    """Returns the settings in which the configs differ, in the configs' order."""
     flat = [settings(run) for run in runs if run.config]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [key for key in keys if len({repr(one.get(key)) for one in flat}) > 1]
@@ -122,7 +127,7 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def spread_of(values: Sequence[float | None]) -> Spread | None:
-    """Mean and spread of the values that there are; None if there is none."""
+    """Returns mean and spread of the values that there are; None if there is none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -135,8 +140,6 @@ def _words(status: str) -> str:
     return status.replace("_", " ")
 
 
-# what differs
-
-
 def identity(run: Run) -> dict[str, Any]:
+    """Returns the settings that all runs of a group share."""
     return {key: value for key, value in settings(run).items() if key not in SAME_RUN}

@@ -1,4 +1,4 @@
-"""The parts of a page: tables, tiles, legends. Everything that comes from a file is escaped."""
+"""Parts of a page: tables, tiles, legends. Everything that comes from a file is escaped."""
 
 import html
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ SVG_MARKERS = {
 
 
 def legend_of(entries: Sequence[tuple[Look, str]]) -> str:
+    """Returns a list of looks and the names of their lines; empty without entries."""
     listed = "".join(f"<li>{_swatch(one)}<span>{marked(name)}</span></li>" for one, name in entries)
     widest = min(60, max((len(name) for _, name in entries), default=0))
     return f'<ul class="legend" style="--widest:{widest}ch">{listed}</ul>' if entries else ""
@@ -32,16 +33,18 @@ def _swatch(one: Look) -> str:
 
 
 def tile(name: str, value: object, about: object = "", kind: str = "") -> str:
+    """Returns a box with a name, a value in bold and small words about it; `kind` is its CSS class."""
     small = f"<small>{marked(about)}</small>" if about else ""
     return f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd><b>{escape(value)}</b>{small}</dd></div>'
 
 
 def word_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table of words, all lines alike."""
     return plain_table("words", header, rows, [""] * len(rows))
 
 
 def folded_table(kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str]) -> str:
-    """A table whose first lines are seen, the rest on demand and on paper, in columns of the same widths."""
+    """Returns a table whose first lines are seen, the rest on demand and on paper, in columns of the same widths."""
     if len(rows) <= AT_FIRST:
         return plain_table(kind, header, rows, kinds)
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)][1:]
@@ -56,6 +59,15 @@ def folded_table(kind: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 def plain_table(
     kind: str, header: Sequence[str], rows: Sequence[Sequence[str]], kinds: Sequence[str], columns: str = ""
 ) -> str:
+    """Returns a table that is seen whole.
+
+    Args:
+        kind: CSS class of the table.
+        header: names of the columns.
+        rows: cells, line by line; the first of a line names it.
+        kinds: CSS class of each line.
+        columns: HTML of the columns' widths.
+    """
     head = "".join(f'<th scope="col">{marked(cell)}</th>' for cell in header)
     body = "".join(_row(header, row, kind) for row, kind in zip(rows, kinds, strict=True))
     return (
@@ -65,26 +77,27 @@ def plain_table(
 
 
 def _row(header: Sequence[str], cells: Sequence[str], kind: str) -> str:
-    """A line whose cells know their columns: on a phone, figures are a card and these their names."""
+    """Returns a line whose cells know their columns: on a phone, figures are a card and these their names."""
     named = zip(header[1:], cells[1:], strict=True)
     rest = "".join(f'<td data-label="{escape(name)}">{marked(cell)}</td>' for name, cell in named)
     return f'<tr class="{kind}"><th scope="row">{marked(cells[0].strip())}</th>{rest}</tr>'
 
 
 def counted(many: int, what: str) -> str:
+    """Returns a number with its noun, in the plural unless it is 1."""
     return f"{many} {what}" + "s" * (many != 1)
 
 
 def marked(text: object) -> str:
-    """Escaped, with the label of what protects nobody in red."""
+    """Escapes a text, and puts the label of what protects nobody in red."""
     return escape(text).replace(NOT_PRIVATE, f'<span class="alarm-text">{NOT_PRIVATE}</span>')
 
 
 def escape(text: object) -> str:
-    """Escaped for a page, with nothing in it that hides or turns what stands beside it."""
+    """Escapes a text for a page, and leaves nothing in it that hides or turns what stands beside it."""
     return html.escape(visible(text))
 
 
 def pre(text: str) -> str:
-    """The same for a text of several lines."""
+    """Escapes a text of several lines as `escape` does one."""
     return f"<pre>{html.escape(visible_lines(text))}</pre>"

@@ -18,7 +18,7 @@ SEED = re.compile(r"[_\-., ]seed[=_-]?\d+")
 
 
 def labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
-    """What a group has that others have not; where that says nothing, or too much, the folder's name."""
+    """Returns what each group has that others have not; where that says nothing, or too much, the folder's name."""
     if len(groups) == 1:
         (group,) = groups
         names = [_method(group[0]) if len(group) > 1 else group[0].name]
@@ -37,7 +37,7 @@ def _method(run: Run) -> str:
 
 
 def _folder(group: Sequence[Run]) -> str:
-    """The folder's name, of several seeds without the seed."""
+    """Returns the folder's name; for several seeds, without the seed."""
     name = group[0].name
     if len(group) == 1:
         return name
@@ -45,15 +45,17 @@ def _folder(group: Sequence[Run]) -> str:
 
 
 def _alike(run: Run) -> Run:
-    """A run for the comparison of settings: when all take part, p = 1."""
+    """Returns a run for the comparison of settings: when all take part, p = 1."""
     if run.config.get("participation", {}).get("name") != "full":
         return run
     return replace(run, config=run.config | {"participation": {"name": "poisson", "p": 1.0}})
 
 
 def _told(run: Run, others: Sequence[Run]) -> str:
-    """The settings in which a run differs from others that made the same choices: where two methods meet, their own
-    settings are no difference. The method first, the privacy last."""
+    """Returns the settings in which a run differs from others that made the same choices.
+
+    Where two methods meet, their own settings are no difference. The method comes first, the privacy last.
+    """
     if not run.config:
         return ""
     parts = list[str]()

@@ -1,4 +1,4 @@
-"""Run folders read back: whatever of a run can be read, what could not be, and runs that differ only in their seed."""
+"""Run folders read back: whatever of a run can be read, and what could not be."""
 
 import json
 import math
@@ -18,13 +18,20 @@ from fednormec.runs.records import SUMMARY, Summary, finished
 PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
 PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # if the test set is; every other figure looks at clients' data
 SAME_RUN = ("run.seed", "run.workers", "run.chunk_size", "privacy.stream")  # a repetition may differ in these
-DEPTH = 3  # how far below a given folder runs are looked for
+DEPTH = 3  # number of folders below a given one in which runs are looked for
 
 
 @dataclass(frozen=True)
 class Run:
-    """What could be read of a run folder; `problems` says what could not, a sentence each. summary is None for a run
-    that has not finished."""
+    """Content of a run folder, as far as it could be read.
+
+    Attributes:
+        summary: how the run ended; None for a run that has not finished.
+        statement: the text of privacy.txt, if there is one.
+        guarantee: the content of guarantee.json, if there is one.
+        problems: what could not be read, a sentence each.
+        ledger: the lines of ledger.jsonl.
+    """
 
     path: Path
     name: str
@@ -39,12 +46,12 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The name, never without the label of a run that protects nobody."""
+        """Name, never without the label of a run that protects nobody."""
         return f"{self.name} ({NOT_PRIVATE})" if self.protection == NOT_PRIVATE else self.name
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the summary says; nothing for a run that has not finished."""
+        """Content of the summary; nothing for a run that has not finished."""
         return {} if self.summary is None else self.summary
 
     @property
@@ -53,7 +60,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were run."""
+        """Number of rounds that were run."""
         if self.summary is not None:
             return self.summary.rounds
         return max((_round(line) for line in self.records), default=0)
@@ -64,13 +71,18 @@ class Run:
 
     @property
     def clients(self) -> int | None:
+        """Number of clients, as the summary or the config says; None if neither does."""
         own = (self.config.get(section, {}).get("clients") for section in ("data", "problem"))
         found = (number(value) for value in (self.said.get("clients"), *own))
         return next((int(value) for value in found if value is not None), None)
 
     @property
     def protection(self) -> str:
-        """PRIVATE, NOT_PRIVATE (noise that protects nobody), NO_PRIVACY (none), or UNKNOWN where too little is left."""
+        """Protection of the clients: PRIVATE, NOT_PRIVATE, NO_PRIVACY or UNKNOWN.
+
+        NOT_PRIVATE is noise that protects nobody, NO_PRIVACY is none, and UNKNOWN means that too little is left to
+        tell.
+        """
         said, asked = self.said, self.config.get("privacy")
         lines = [*self.records, *self.ledger]
         if asked and asked.get("noise_scale") == "total_norm" or any("label" in line for line in lines):
@@ -83,7 +95,7 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """The most that any file says was spent, inf where no ε is finite; None if nothing was paid."""
+        """Largest ε that any file says was spent, inf where no ε is finite; None if nothing was paid."""
         lines = (self.said, *self.records, *self.ledger)
         spent = [line["epsilon"] for line in lines if "epsilon" in line]
         found = [number(value) for value in spent]
@@ -91,12 +103,13 @@ class Run:
 
     @property
     def delta(self) -> float | None:
+        """First δ that a file says; None if none does."""
         lines = (self.said, *self.records, *self.ledger, self.config.get("privacy", {}))
         return next((value for line in lines if (value := number(line.get("delta"))) is not None), None)
 
     @property
     def expected_messages(self) -> float | None:
-        """How many messages clients send to the server in expectation: public, unlike the count of those sent."""
+        """Expected number of messages that clients send to the server: public, unlike the number of those sent."""
         who, m = self.config.get("participation", {}), self.clients
         each: dict[Any, Any] = {"full": m, "fixed_size": number(who.get("m"))}
         if m is None:
@@ -107,17 +120,20 @@ class Run:
         return None if per_round is None else per_round * self.rounds + first
 
     def public(self, metric: str) -> bool:
-        """Whether no client's data enter it but through what was released: records put the others apart."""
+        """Returns whether a metric is public: no client's data enter it but through what was released.
+
+        Records put the others apart.
+        """
         apart = [*(line.apart for line in self.records), self.said.get(APART) or ()]
         return metric in PUBLIC and not any(metric in names for names in apart)
 
     def values(self, metric: str) -> list[tuple[int, float]]:
-        """(round, value) wherever it was evaluated; nan for what was not finite."""
+        """Returns (round, value) wherever the metric was evaluated; nan for a non-finite value."""
         found = ((_round(line), _figure(line, metric)) for line in self.records)
         return [(at, value) for at, value in found if value is not None]
 
     def final(self, metric: str) -> float | None:
-        """The last value; None if there is none."""
+        """Returns the last value; None if there is none."""
         values = self.values(metric)
         if values:
             return values[-1][1]
@@ -125,7 +141,7 @@ class Run:
         return _or_nan(metrics[metric]) if metric in metrics else None
 
     def best(self, metric: str) -> float | None:
-        """The best value over the rounds: the largest accuracy, the least of anything else."""
+        """Returns the best value over the rounds: the largest accuracy, the least of anything else."""
         values = [value for _, value in self.values(metric) if math.isfinite(value)]
         better: Callable[[Iterable[float]], float] = max if higher_is_better(metric) else min
         return better(values) if values else self.final(metric)
@@ -152,7 +168,7 @@ def read_run(path: Path | str) -> Run:
 
 
 def find_runs(paths: Sequence[Path | str]) -> list[Run]:
-    """The runs in the folders given, each once: a folder is a run, or holds runs up to three folders deep."""
+    """Returns the runs in the folders given, each once: a folder is a run, or holds runs up to three folders deep."""
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -166,7 +182,7 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The config with one key for each setting, such as method.beta."""
+    """Returns the config with one key for each setting, such as method.beta."""
     return {f"{section}.{key}": value for section, own in run.config.items() for key, value in own.items()}
 
 
@@ -175,7 +191,7 @@ def higher_is_better(metric: str) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """The value as a finite number, if it is one."""
+    """Returns the value as a finite number; None if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -221,12 +237,12 @@ def _is_run(path: Path) -> bool:
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    """Run 2 before run 10."""
+    """Returns a sort key by which run 2 comes before run 10."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _told_apart(runs: list[Run]) -> list[Run]:
-    """Two runs of one name get the folders above into their names."""
+    """Adds the folders above to the names of runs that share one."""
     parts = {run.path: run.path.resolve().parts for run in runs}
     for length in (2, 3, 4):
         names = [run.name for run in runs]
@@ -238,7 +254,7 @@ def _told_apart(runs: list[Run]) -> list[Run]:
 
 
 def _summary(folder: Path, problems: list[str]) -> Summary | None:
-    """The summary of a run that has finished; a damaged one is as good as none."""
+    """Returns the summary of a run that has finished; a damaged one is as good as none."""
     found = finished(folder)
     if found is None:
         there = (folder / SUMMARY).exists()
@@ -273,7 +289,7 @@ def _json(path: Path, problems: list[str], must: bool = True) -> dict[str, Any] 
 
 
 def _lines(path: Path, problems: list[str], must: bool = True) -> tuple[dict[str, Any], ...]:
-    """The lines that are JSON objects; those that are not are counted."""
+    """Returns the lines that are JSON objects; counts those that are not."""
     lines = [line for line in (_text(path, problems, must) or "").split("\n") if line.strip()]
     found, bad = list[dict[str, Any]](), list[int]()
     for at, line in enumerate(lines, start=1):

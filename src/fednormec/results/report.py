@@ -1,4 +1,4 @@
-"""A page to send: what was trained, how well, how private, with what settings. One HTML file that needs nothing else.
+"""Page to send: what was trained, how well, how private, with what settings. One HTML file that needs nothing else.
 
 Everything that comes from a file is escaped; the same runs give the same bytes. A run that protects nobody says so
 wherever its name or its ε stands; figures that look at clients' data say that they are not private.
@@ -68,7 +68,7 @@ NOT_PRIVATE_NOTE = "Not private: it looks at the clients' data, and no ε covers
 
 
 def write_report(runs: Sequence[Run], out: Path, force: bool = False) -> Path:
-    """The page, in a new file."""
+    """Writes the page to a new file; only with `force` may it replace one."""
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file with --out, such as {out / 'report.html'}.")
     require_new([out], force)
@@ -77,7 +77,7 @@ def write_report(runs: Sequence[Run], out: Path, force: bool = False) -> Path:
 
 
 def write_figures(runs: Sequence[Run], folder: Path, force: bool = False) -> list[Path]:
-    """Accuracy, loss and ε against rounds as .png and .pdf, where there is something to draw, and the table."""
+    """Writes accuracy, loss and ε against rounds as .png and .pdf, where there is something to draw, and the table."""
     groups = ranked(grouped(runs))
     drawn = {name: metric for name, metric in FIGURES.items() if _known(groups, metric)}
     pictures = {folder / f"{name}{kind}": metric for name, metric in drawn.items() for kind in (".png", ".pdf")}
@@ -95,7 +95,7 @@ def write_figures(runs: Sequence[Run], folder: Path, force: bool = False) -> lis
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page."""
+    """Returns the whole page as HTML."""
     groups = ranked(grouped(runs))
     parts = (
         _head(groups), _warnings(groups), _tiles(groups), _comparison(groups), _trade_off(groups), _training(groups),
@@ -202,7 +202,7 @@ def _training(groups: Sequence[Group]) -> str:
 
 
 def _trade_off(groups: Sequence[Group]) -> str:
-    """Accuracy against ε, where private runs differ in it."""
+    """Returns accuracy against ε, if private runs differ in it."""
     points = paid(groups)
     if len({group.epsilon for group in points.values()}) < 2:
         return ""
@@ -228,7 +228,7 @@ def _trade_off(groups: Sequence[Group]) -> str:
 
 
 def _privacy(groups: Sequence[Group]) -> str:
-    """Each statement once, with those it speaks of; of many only the first is unfolded."""
+    """Returns each statement once, with those it speaks of; of many only the first is unfolded."""
     said: dict[tuple[str, str, str], list[Run]] = {}
     runs = [run for group in groups for run in group.runs]
     for run in runs:
@@ -247,14 +247,17 @@ def _privacy(groups: Sequence[Group]) -> str:
 
 
 def _who(groups: Sequence[Group], runs: Sequence[Run]) -> Iterable[str]:
-    """The runs, settings by settings where all the seeds are there."""
+    """Yields names: of a group if all of its runs are there, otherwise of each run."""
     for group in groups:
         there = [run for run in group.runs if run in runs]
         yield from [group.label] if len(there) == len(group.runs) else [run.title for run in there]
 
 
 def _statement(run: Run) -> tuple[str, str, str]:
-    """The kind of box, the claim and the rest: the statement word for word, or what is known where there is none."""
+    """Returns the kind of box, the claim and the rest.
+
+    That is the statement word for word, or what is known if there is none.
+    """
     alarm = " alarm" if run.protection == NOT_PRIVATE else ""
     if run.protection not in (PRIVATE, NOT_PRIVATE):
         what = run.said.get("privacy", WITHOUT[run.protection])
@@ -281,7 +284,7 @@ def _so_far(run: Run) -> str:
 
 
 def _entries(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """The lines of a statement as (name, text), as privacy.statement lays them out."""
+    """Returns the lines of a statement as (name, text), as privacy.statement lays them out."""
     entries: list[tuple[str, str]] = []
     for line in lines:
         if line[:2] == "  " and line[2:3].strip():
@@ -344,7 +347,7 @@ def _settings(groups: Sequence[Group]) -> str:
 
 
 def _differences(groups: Sequence[Group], keys: Sequence[str]) -> str:
-    """Side by side while that fits a page, else a line for each; their names say the most of it."""
+    """Returns the groups side by side while that fits a page, otherwise a line for each; their names say most of it."""
     flat = {group.label: settings(group.runs[0]) for group in groups}
     rows = [["setting", *keys], *([name, *(_setting(one, key) for key in keys)] for name, one in flat.items())]
     if len(groups) > SIDE_BY_SIDE:
@@ -400,7 +403,7 @@ def _command(environment: dict[str, Any]) -> str:
 
 
 def _known(groups: Sequence[Group], metric: str) -> list[Group]:
-    """Those that measured it."""
+    """Returns the groups that measured the metric."""
     return [group for group in groups if any(math.isfinite(value) for value in group.curve(metric).mean)]
 
 
@@ -445,7 +448,7 @@ def _figures(
 
 
 def _legend(groups: Sequence[Group], metrics: Sequence[str], levels: Levels) -> str:
-    """One for all the figures: each line that any of them draws."""
+    """Returns one legend for all the figures: each line that any of them draws."""
     lines = {k: group.label for metric in metrics for k, group in drawn(groups, metric).items()}
     entries = [(look(k), lines[k]) for k in sorted(lines)] if len(groups) > 1 else []
     entries += [(one, name) for own in levels.values() for one, name in zip(LEVELS, own, strict=False)]
@@ -464,8 +467,10 @@ def _name(groups: Sequence[Group]) -> str:
 
 
 def with_report(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary with the path of the run's report, a page that is made now unless it is there. A page that fails is a
-    note, no more."""
+    """Returns the summary with the path of the run's report, a page that is made now unless it is there.
+
+    A page that fails is a note, no more.
+    """
     page = Path(summary["out"]) / "report.html"
     if page.exists():
         return summary | {"report": str(page)}
