@@ -1,4 +1,4 @@
-"""A run's state after a round, in one file that is whole or not there.
+"""State of a run after a round, in one file that is whole or not there.
 
 The format is safetensors: nothing in it is ever executed, and any safetensors reader opens it. The metadata hold a
 SHA-256 of everything else, so that damage is found before anything is believed. The clients' memories in it are not
@@ -37,8 +37,15 @@ KEPT = 2  # the newest, and the one before in case that is damaged
 
 
 class Facts(NamedTuple):
-    """What is known besides tensors: rounds done, rounds released (more, where some were drawn again), and for how many
-    updates in a row none was finite. `config` and `metrics` are digests of what was asked and of the records so far."""
+    """Facts in a checkpoint besides the tensors.
+
+    Attributes:
+        round: number of rounds done.
+        releases: number of rounds released, which is more if some were drawn again.
+        in_vain: number of updates in a row, up to the last, that were all non-finite.
+        config: digest of what was asked.
+        metrics: digest of the records so far.
+    """
 
     round: int
     releases: int
@@ -55,7 +62,7 @@ class _Block(NamedTuple):
 
 
 class Checkpoint:
-    """An intact checkpoint; the clients' memories stay in the file until `fill` is given room for them."""
+    """Checkpoint that is intact; the clients' memories stay in the file until `fill` is given room for them."""
 
     def __init__(self, path: Path, facts: Facts, server: Server, memories: _Block, blank: bool = False) -> None:
         self.path, self.facts, self.server, self._memories, self._blank = path, facts, server, memories, blank
@@ -63,7 +70,7 @@ class Checkpoint:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the clients' memories."""
+        """Shape of the clients' memories."""
         return self._memories.shape
 
     def fill(self, memories: Remembered) -> None:
@@ -78,24 +85,32 @@ class Checkpoint:
             memories.fill(lambda rows: _from_file(file, (rows, self.shape[1]), self._memories.dtype))
 
     def without_memories(self) -> "Checkpoint":
-        """The same model with all memories at zero, the server's and the clients', as before the first round."""
+        """Returns the same model with all memories, the server's and the clients', zero as before the first round."""
         server = self.server._replace(memory=torch.zeros_like(self.server.memory))
         return Checkpoint(self.path, self.facts, server, self._memories, blank=True)
 
 
 class Checkpoints:
-    """Those of one run: when the next is due, and the newest that can be used."""
+    """Checkpoints of one run: when the next is due, and the newest that can be used.
+
+    Args:
+        folder: where they are stored.
+        config: digest of what was asked.
+        rounds: number of rounds between two; None: only the time decides.
+        seconds: time after which another is due in any case.
+    """
 
     def __init__(self, folder: Path, config: str, rounds: int | None, seconds: float) -> None:
         self._folder, self._config, self._rounds, self._seconds = folder, config, rounds, seconds
         self._last = time.monotonic()
 
     def due(self, number: int) -> bool:
+        """Returns whether a checkpoint is due after this round."""
         by_count = self._rounds is not None and number % self._rounds == 0
         return by_count or time.monotonic() - self._last >= self._seconds
 
     def save(self, r: Round, metrics: str) -> None:
-        """Writes one and removes those that are no longer needed."""
+        """Writes a checkpoint and removes those that are no longer needed."""
         try:
             save(path_in(self._folder, r.number), r, self._config, metrics)
             tidy(self._folder, KEPT)
@@ -103,8 +118,11 @@ class Checkpoints:
             self._last = time.monotonic()  # one that failed is tried again when the next is due
 
     def newest(self, metrics: Callable[[int], str | None]) -> tuple[Checkpoint | None, list[str]]:
-        """The newest that is intact and fits the records, of so many rounds, by their digest; and what is wrong with
-        those that are newer."""
+        """Returns the newest checkpoint that is intact and fits the records, and what is wrong with newer ones.
+
+        Raises UserError if the config was changed since it was written. `metrics` gives the digest of the first
+        records, by their number.
+        """
         trouble: list[str] = []
         for path in newest_first(self._folder):
             try:
@@ -122,12 +140,15 @@ class Checkpoints:
 
 
 def path_in(folder: Path, round: int) -> Path:
+    """Returns the path of the checkpoint after a round."""
     return folder / f"{NAME}{round}{ENDING}"
 
 
 def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
-    """Writes the state after a round; when this returns it is on the disk. Take it before the next round begins, which
-    moves the memories."""
+    """Writes the state after a round; when this returns it is on the disk.
+
+    Call it before the next round begins, which moves the memories.
+    """
     facts = Facts(r.number, r.releases, r.in_vain, config, metrics)
     parts: tuple[Tensor | Remembered, ...] = (r.server.x, r.server.memory, r.memories)
     tensors = dict(zip(TENSORS, parts, strict=True))
@@ -146,7 +167,7 @@ def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """A checkpoint that is intact; a UserError says what is wrong with any other file."""
+    """Returns a checkpoint that is intact; raises UserError, which says what is wrong, for any other file."""
     try:
         with open(path, "rb") as file:
             facts, blocks = _parsed(file)
@@ -158,14 +179,14 @@ def load(path: Path) -> Checkpoint:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """By the round in their names; what clocks say about them means nothing."""
+    """Returns the checkpoints by the round in their names; what clocks say about them means nothing."""
     numbers = [(name[len(NAME) : -len(ENDING)], name) for name in os.listdir(folder) if name.endswith(ENDING)]
     found = [(int(n), name) for n, name in numbers if name.startswith(NAME) and n.isascii() and n.isdecimal()]
     return [folder / name for _, name in sorted(found, reverse=True)]
 
 
 def tidy(folder: Path, keep: int) -> None:
-    """Removes all but the newest, and what a crash left of others."""
+    """Removes all checkpoints but the newest `keep`, and what a crash left of others."""
     unfinished = [path for path in folder.glob(f"{NAME}*{PART}") if path.is_file()]
     for path in [*newest_first(folder)[keep:], *unfinished]:
         with contextlib.suppress(OSError):  # no more than wasted space
@@ -173,7 +194,7 @@ def tidy(folder: Path, keep: int) -> None:
 
 
 def _header(facts: Facts, tensors: Mapping[str, Tensor | Remembered], digest: str) -> bytes:
-    """As long for one digest as for another."""
+    """Returns the header of the file, which is as long for one digest as for another."""
     about = {key: str(value) for key, value in facts._asdict().items()}
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, **about, "sha256": digest}}
     at = 0
@@ -189,7 +210,7 @@ def _header(facts: Facts, tensors: Mapping[str, Tensor | Remembered], digest: st
 
 
 def _parsed(file: BinaryIO) -> tuple[Facts, dict[str, _Block]]:
-    """The facts and where the tensors lie, if the digest says that every byte is as it was written."""
+    """Returns the facts and where the tensors lie, if the digest says that every byte is as it was written."""
     length = int.from_bytes(file.read(8), "little")
     if length > MOST_HEADER:
         raise ValueError("it is not a checkpoint")

@@ -1,4 +1,4 @@
-"""What a result may depend on besides its config."""
+"""Environment of a run: what a result may depend on besides its config."""
 
 import platform
 import subprocess
@@ -16,7 +16,7 @@ PACKAGES = ("fednormec", "torch", "numpy", "scipy", "scikit-learn", "safetensors
 
 
 def environment() -> dict[str, Any]:
-    """What a result may depend on besides its config."""
+    """Returns what a result may depend on besides its config."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -37,7 +37,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this source, with a + when it was changed since; None outside a checkout."""
+    """Returns the commit of this source, with a + if it was changed since; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         inside = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)

@@ -1,9 +1,11 @@
-"""The run folder: what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the
-model (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and
-what may be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed
-(guarantee.json, guarantee.png). `fednormec run` adds a page about it (report.html). While a run goes on there are
-checkpoints (checkpoint-N.safetensors), from which it can go on after a crash. A folder is made once and never written
-over."""
+"""Folder of a run, which is made once and never written over.
+
+It holds what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the model
+(model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and what may
+be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed (guarantee.json,
+guarantee.png). `fednormec run` adds a page about it (report.html). Until the run has finished there are checkpoints
+(checkpoint-N.safetensors), from which it can resume after a crash.
+"""
 
 import hashlib
 import json
@@ -31,8 +33,12 @@ BEGUN = {"metrics.jsonl", "environment.json", f"environment.json{PART}", f"confi
 
 
 class RunFolder:
-    """A folder that one run fills, and nobody else meanwhile. `records` are those of the rounds that need not be
-    computed again; of those that must, `differs` is the first that came out differently."""
+    """Folder that one run fills, and nobody else meanwhile.
+
+    Attributes:
+        records: records of the rounds that need not be computed again.
+        differs: number of the first round that was computed again and came out differently; None if none did.
+    """
 
     def __init__(self, path: Path, metrics: Lines) -> None:
         self.path, self._metrics = path, metrics
@@ -47,10 +53,18 @@ class RunFolder:
     def new(
         cls, path: Path, config: Mapping[str, Section], planned: bool = False, data: str | None = None
     ) -> "RunFolder":
+        """Makes the folder of a new run; raises UserError if it holds a run or other files.
+
+        Args:
+            path: where it is made.
+            config: the config with every default spelled out.
+            planned: whether the theory chose the settings.
+            data: digest of the user's own data.
+        """
         folder = cls(path, _fresh(path))
         try:
             folder.note("environment", environment() | {"planned": planned, "not_private": {"data": data}})
-            replace_text(path / "config.toml", dump(config))  # last: from here on there is something to go on with
+            replace_text(path / "config.toml", dump(config))  # last: from here on there is something to resume
             folder.config_digest = digest(path / "config.toml")
         except BaseException:
             folder._metrics.close()
@@ -59,7 +73,7 @@ class RunFolder:
 
     @classmethod
     def again(cls, path: Path) -> "RunFolder":
-        """The folder of a run that was begun before; raises UserError if there is none."""
+        """Opens the folder of a run that was begun before; raises UserError if there is none."""
         if not (path / "config.toml").is_file() or not (path / "metrics.jsonl").is_file():
             raise UserError(f"{path} holds no run to go on with.")
         folder = cls(path, Lines(path / "metrics.jsonl", new=False))
@@ -76,41 +90,42 @@ class RunFolder:
 
     @property
     def releases(self) -> int:
-        """How many rounds are paid for."""
+        """Number of rounds that are paid for."""
         return 0 if self._ledger is None else self._ledger.releases
 
     def readable(self) -> list[Record]:
-        """The records that are there, as far as they are whole and in order."""
+        """Returns the records that are there, as far as they are whole and in order."""
         return self._read()[0]
 
     def digest_of(self, rounds: int) -> str | None:
-        """That of the first so many records; None where there are fewer that can be read."""
+        """Returns the digest of the first `rounds` records; None if fewer can be read."""
         records, lines = self._read()
         return None if rounds > len(records) else hashlib.sha256(b"".join(lines[:rounds])).hexdigest()
 
     @property
     def digest(self) -> str:
-        """That of all records up to now."""
+        """Digest of all records up to now."""
         return self._digest.hexdigest()
 
     def go_on_after(self, round: int) -> None:
-        """Keeps the records up to this round. Those of later ones stay as long as they come out the same again."""
+        """Keeps the records up to this round; later ones stay as long as they come out the same again."""
         records, lines = self._read()
         self.records, self._before = records[:round], deque(lines[round:])
         self._metrics.cut(sum(map(len, lines)))
         self._size, self._digest = sum(map(len, lines[:round])), hashlib.sha256(b"".join(lines[:round]))
 
     def pay(self, number: int, plan: Plan) -> None:
-        """The ledger's line for a round about to be released; on the disk when this returns."""
+        """Adds the ledger's line for a round about to be released; it is on the disk when this returns."""
         self.open_ledger(plan).add(number)
 
     def open_ledger(self, plan: Plan) -> Ledger:
+        """Returns the ledger, which is opened at the first call."""
         if self._ledger is None:
             self._ledger = Ledger(self.path / "ledger.jsonl", plan, self.config_digest)
         return self._ledger
 
     def add(self, record: Record) -> None:
-        """One round's record, readable at once."""
+        """Adds the record of one round, readable at once."""
         line = f"{to_json(record)}\n".encode()
         before = self._before.popleft() if self._before else None
         if before != line:
@@ -123,16 +138,16 @@ class RunFolder:
         self._digest.update(line)
 
     def sync(self) -> None:
-        """All records are on the disk."""
+        """Returns when all records are on the disk."""
         self._metrics.sync()
 
     def note(self, name: str, content: Mapping[str, Any]) -> None:
-        """One more file, name.json."""
+        """Writes one more file, name.json."""
         replace_text(self.path / f"{name}.json", to_json(content, indent=2) + "\n")
 
     def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
-        """The model and the summary: a folder that has both holds a run that came to its end."""
-        self._metrics.cut(self._size)  # of rounds that were not gone through again no record stays
+        """Writes the model and the summary: a folder that has both holds a run that has finished."""
+        self._metrics.cut(self._size)  # no record stays of rounds that were not computed again
         self.sync()
         if statement is not None:
             replace_text(self.path / "privacy.txt", statement.text + "\n")
@@ -142,7 +157,7 @@ class RunFolder:
         self.note(Path(SUMMARY).stem, summary)
 
     def _read(self) -> tuple[list[Record], list[bytes]]:
-        """Records and their lines, as far as they are whole and in order."""
+        """Returns records and their lines, as far as they are whole and in order."""
         records, lines = list[Record](), list[bytes]()
         for line in self._metrics.read()[:-1]:
             try:
@@ -157,7 +172,7 @@ class RunFolder:
 
 
 def default_path(name: str, under: Path = Path("runs")) -> Path:
-    """runs/NAME-1, or the next number that is free."""
+    """Returns runs/NAME-1, or the next number that is free."""
     number = 1
     while (under / f"{name}-{number}").exists():
         number += 1
@@ -165,14 +180,17 @@ def default_path(name: str, under: Path = Path("runs")) -> Path:
 
 
 def _fresh(path: Path) -> Lines:
-    """A folder that is there and holds nothing but the open metrics."""
+    """Makes the folder if it is missing, and returns the open metrics, the only file that counts in it.
+
+    Raises UserError if it holds more than a run that was killed before its config was written.
+    """
     require_locks()
     try:
         path.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in path.iterdir())
         begun = "metrics.jsonl" in held and set(held) <= BEGUN
         if begun and not (path / "metrics.jsonl").stat().st_size:
-            return Lines(path / "metrics.jsonl", new=False)  # killed before it knew what it is for
+            return Lines(path / "metrics.jsonl", new=False)  # of a run that was killed before its config was written
         if held:
             what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
             to_do = "choose another with --out"

@@ -1,4 +1,4 @@
-"""Ctrl-C, and the polite signal to end: asked once, work stops where it can go on later; asked twice, at once."""
+"""Interruption by Ctrl-C or SIGTERM: asked once, work stops where it can resume later; asked twice, at once."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def asked_to_stop(answer: str | None = None) -> Iterator[Callable[[], bool]]:
-    """A function that says whether somebody asked, who is told the answer."""
+    """Yields a function that returns whether somebody asked to stop, who is told the answer."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread hears signals
         return

@@ -1,4 +1,4 @@
-"""Where the time of a run went, for a person."""
+"""Profile of a run, for a person: where the time went."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ OTHER = "waiting for the slowest thread, who takes part, progress"
 
 
 def table(facts: dict[str, Any]) -> str:
-    """A profile for a person."""
+    """Returns a profile as text, for a person."""
     wall, chosen = facts["seconds"], facts["choices"]
     rows = [*((name, facts["stages"][name], MEANING[name]) for name in MEANING), ("other", facts["other"], OTHER)]
     lines = [f"where the time went: {wall:.2f} s"]

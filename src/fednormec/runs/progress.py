@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when asked for quiet."""
+"""Progress of a run, for a person: a bar on a terminal, plain lines elsewhere, nothing when asked for quiet."""
 
 import math
 import sys
@@ -27,8 +27,14 @@ T = TypeVar("T")
 
 
 class News(NamedTuple, Generic[T]):
-    """What is told while many runs go on: rounds done and to do over all, the one that ended, if one did, and how many
-    have."""
+    """News of many runs while they are computed.
+
+    Attributes:
+        rounds: number of rounds done, over all runs.
+        total: number of rounds in all runs.
+        ended: the run that ended, if one did.
+        cells_ended: number of runs that have ended.
+    """
 
     rounds: int
     total: int
@@ -44,7 +50,7 @@ def progress(rounds: int, quiet: bool, begun: int = 0) -> Observer:
 
 
 def spent(r: "Round") -> str | None:
-    """The ε spent so far, with its label; None without privacy."""
+    """Returns the ε spent so far as text, with its label; None without privacy."""
     if r.plan is None or r.epsilon is None:
         return None
     return f"ε {up(r.epsilon)}" + (f" {NOT_PRIVATE}" if r.plan.total_norm else "")
@@ -52,8 +58,10 @@ def spent(r: "Round") -> str | None:
 
 @contextmanager
 def shown(rounds: int, quiet: bool, begun: int = 0) -> Iterator[Show]:
-    """A function to call after each round with its number, where it was evaluated its figures, and the ε spent. What
-    was done in an earlier command, `begun` rounds, says nothing about the pace of this one."""
+    """Yields a function to call after each round with its number, its figures if it was evaluated, and the ε spent.
+
+    What was done in an earlier command, `begun` rounds, says nothing about the pace of this one.
+    """
     if quiet:
         yield lambda number, metrics, spent: None
     elif sys.stderr.isatty():
@@ -65,7 +73,7 @@ def shown(rounds: int, quiet: bool, begun: int = 0) -> Iterator[Show]:
 
 @contextmanager
 def counted(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with how much is done and how much there is: a bar on a terminal, nothing elsewhere."""
+    """Yields a function to call with how much is done and how much there is: a bar on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -88,7 +96,7 @@ def counted(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def tallied(cells: int, line: Callable[[News[T]], str], quiet: bool) -> Iterator[Callable[[News[T]], None]]:
-    """A function that hears of many runs side by side: a bar on a terminal, a line for each that ended elsewhere."""
+    """Yields a function to call with news of many runs: a bar on a terminal, elsewhere a line for each that ended."""
     if quiet:
         yield lambda news: None
         return
@@ -116,7 +124,7 @@ def tallied(cells: int, line: Callable[[News[T]], str], quiet: bool) -> Iterator
 
 
 def figures(metrics: Metrics, private: bool) -> str:
-    """The few numbers one wants to see at once, in what a terminal of 80 columns has left beside a bar.
+    """Returns the few numbers one wants to see at once, in what a terminal of 80 columns has left beside a bar.
 
     Beside an ε nothing that looks at clients' data is shown without saying so.
     """
@@ -127,14 +135,14 @@ def _figures(metrics: Metrics, private: bool) -> list[str]:
     known, mark = metrics.public | metrics.not_private, " (not private)" if private else ""
     marks = {key: mark * (key in metrics.not_private) for key in FIGURES if key in known}
     shown = {key: FIGURES[key].format(known[key]) + mark for key, mark in marks.items()}
-    loss = shown.pop("train_loss", None)  # missing of clients that are elsewhere
+    loss = shown.pop("train_loss", None)  # missing if clients are elsewhere
     if loss is None or (private and shown):
         return list(shown.values())
     return [loss, *list(shown.values())[:1]]
 
 
 def pace(rounds: int, seconds: float) -> str:
-    """How fast rounds go by, in whichever unit has something to say.
+    """Returns the speed of rounds as text, in whichever unit has something to say.
 
     >>> pace(30, 10.0), pace(2, 360.0)
     ('3.0 rounds/s', '180.0 s/round')
@@ -143,7 +151,7 @@ def pace(rounds: int, seconds: float) -> str:
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """A curve in one line of text.
+    """Returns a curve in one line of text.
 
     >>> sparkline([0.0, 1.0, 2.0, 3.0])
     '▁▃▆█'
@@ -155,8 +163,13 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 class Drawn(NamedTuple):
-    """A line on a terminal: how it begins, how much of its bar is full (None where nobody knows), and what stands
-    behind that, the whole of it first and then ever less of it for narrower terminals."""
+    """Line on a terminal.
+
+    Attributes:
+        begins: what stands before the bar.
+        share: how much of the bar is full; None if nobody knows.
+        ends: what stands behind the bar: the whole of it first, then ever less of it for narrower terminals.
+    """
 
     begins: str
     share: float | None
@@ -164,8 +177,9 @@ class Drawn(NamedTuple):
 
 
 def fitted(drawn: Drawn, width: int) -> tuple[str, int, str]:
-    """What stands before the bar, the bar's length and what stands behind it: as much as has room beside a bar. Where
-    there is no room for one, the least, part by part in as many lines as it takes.
+    """Returns what stands before the bar, the bar's length and what stands behind it: as much as has room beside a bar.
+
+    If there is no room for a bar, it returns the least, part by part in as many lines as it takes.
 
     >>> fitted(Drawn("round 2/9", 0.2, [["1.0 rounds/s", "ETA 00:07"], ["ETA 00:07"]]), 26)
     ('round 2/9', 6, 'ETA 00:07')
@@ -182,7 +196,7 @@ def fitted(drawn: Drawn, width: int) -> tuple[str, int, str]:
 
 @contextmanager
 def _line(drawn: Callable[[], Drawn]) -> Iterator["Console"]:
-    """A line on stderr that is drawn anew all the time, in the width that the terminal then has."""
+    """Draws a line on stderr anew all the time, in the width that the terminal then has."""
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
@@ -229,12 +243,12 @@ def _bar(rounds: int, begun: int) -> Iterator[Show]:
 
 
 def _less(figure: str) -> bool:
-    """What stands back where there is room for one figure."""
+    """Returns whether a figure gives way where there is room for one."""
     return not figure.startswith("accuracy")
 
 
 def _left(rounds: int, done: int, passed: float) -> str:
-    """How long so many more take, at the pace of those that are done."""
+    """Returns the time that `rounds` more take, at the pace of those that are done."""
     return _clock(passed * rounds / done) if done > 0 else "--:--"
 
 

@@ -1,4 +1,4 @@
-"""What a run folder says of a run: how it ended (`Summary`, `finished`), and what its records come to (`Tally`).
+"""End of a run as its folder has it (`Summary`, `finished`), and what its records come to (`Tally`).
 
 Whoever asks whether a run has finished asks `finished`: run, resume, sweep, serve and report then agree, also where the
 summary is damaged.
@@ -13,21 +13,21 @@ from fednormec.engine.record import Record
 from fednormec.files import read_json
 
 SUMMARY = "summary.json"
-SHOWN = ("test_accuracy", "train_loss")  # the curve of a run is that of the first of these that it has
+SHOWN = ("test_accuracy", "train_loss")  # the curve of a run shows the first of these that it has
 
 
 @final
 class Summary(dict[str, Any]):
-    """How a run ended, as a dict that JSON can hold: summary.json, which is written last of all.
+    """End of a run, as a dict that JSON can hold: summary.json, which is written last of all.
 
     Keys that every summary has: `method` (its name), `rounds` (number of rounds done), `metrics` (the last figures of
-    the model, null where one was not finite), `status` (done, diverged or budget_spent). A private run adds `epsilon`,
+    the model, null for a non-finite one), `status` (done, diverged or budget_spent). A private run adds `epsilon`,
     `delta`, `private` and more of its statement.
     """
 
     @classmethod
     def read(cls, found: Any) -> "Summary | None":
-        """The summary, if what was found is one."""
+        """Returns the summary, if what was found is one; otherwise None."""
         kinds = {"method": str, "rounds": int, "metrics": dict, "status": str}
         whole = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
         return cls(found) if whole else None
@@ -47,12 +47,12 @@ class Summary(dict[str, Any]):
 
 
 def finished(folder: Path) -> Summary | None:
-    """The summary of the run in this folder if it has finished; None if it has not, or its summary is damaged."""
+    """Returns the summary of the run in this folder; None if it has not finished, or its summary is damaged."""
     return Summary.read(read_json(folder / SUMMARY))
 
 
 class Tally:
-    """What a run's records come to, whether they were read back or are new."""
+    """Tally of a run's records, whether they were read back or are new."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.rounds, self.left_out = 0, 0
@@ -64,7 +64,7 @@ class Tally:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """One more round."""
+        """Adds one more round."""
         self.rounds, self.left_out = record["round"], self.left_out + record.apart["left_out"]
         if not record.evaluated:
             return

@@ -1,4 +1,4 @@
-"""Going on with a run: what must be as it was, what is computed again, and what that costs."""
+"""Resuming a run: what must be as it was, what is computed again, and what that costs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +18,24 @@ ONE_COPY = (
 
 
 class Repeated(NamedTuple):
-    """How many releases count before the next round, and what to say about those that the checkpoint does not know."""
+    """Number of releases that count before the next round, and notes about those that the checkpoint does not know."""
 
     releases: int
     notes: tuple[str, ...]
 
 
 def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None, records: int) -> Repeated:
-    """`records` is how many rounds are on record, each of them paid for before that. A round that is computed again
-    with seeded noise is the release that the ledger has paid for already; with secure noise it is one more. What was
-    paid for last may not have been released: the ledger can only say too much."""
+    """Counts the releases before the next round; raises UserError if the ledger has fewer than were released.
+
+    A round that is computed again with seeded noise is the release that the ledger has paid for already; with secure
+    noise it is one more. What was paid for last may not have been released: the ledger can only say too much.
+
+    Args:
+        experiment: what is resumed.
+        folder: the run folder.
+        checkpoint: what it resumes from; None: from the start.
+        records: number of rounds on record, each of them paid for before that.
+    """
     known = 0 if checkpoint is None else checkpoint.facts.releases
     spent = spent_in(folder)
     paid = 0 if spent is None else spent.rounds
@@ -50,8 +58,15 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
 
 
 def require_same_config(folder: Path, config: str) -> None:
-    """`config` is the digest of config.toml as it is. Rounds that were paid for are computed again with the same noise:
-    with other settings, whoever saw both would learn more than ε says."""
+    """Raises UserError if config.toml was changed since the ledger was begun, or the ledger does not tell.
+
+    Rounds that were paid for are computed again with the same noise: with other settings, whoever saw both would learn
+    more than ε says.
+
+    Args:
+        folder: the run folder.
+        config: digest of config.toml as it is.
+    """
     spent = spent_in(folder)
     if spent is not None and spent.config is None:
         raise UserError("ledger.jsonl does not say by which settings it was begun, so that nothing can be added to it: "
@@ -63,7 +78,10 @@ def require_same_config(folder: Path, config: str) -> None:
 
 
 def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
-    """`begun` is the environment that the run wrote down when it began."""
+    """Raises UserError if the user's data are not those that the run began with.
+
+    `begun` is the environment that the run wrote down when it began.
+    """
     known = begun.get("not_private")
     if isinstance(known, dict) and "data" in known and known["data"] != data_digest(experiment):
         raise UserError(f"the data in {experiment.config['data']['source']} are not those that the run began with: put "
@@ -71,7 +89,7 @@ def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
 
 
 def changes(begun: dict[str, Any]) -> Iterator[str]:
-    """What the last digits of a result may depend on, where it is not what it was."""
+    """Yields a note if something that the last digits of a result may depend on is not what it was."""
     now, before = environment(), begun.get("versions")
     pairs = [(key, begun.get(key), now[key]) for key in ("python", "platform", "commit", "kernels")]
     if isinstance(before, dict):
@@ -82,13 +100,13 @@ def changes(begun: dict[str, Any]) -> Iterator[str]:
 
 
 def with_resumption(begun: dict[str, Any], done: int) -> dict[str, Any]:
-    """The environment, with that of one more process that went on after `done` rounds."""
+    """Returns the environment, with one more process that resumed after `done` rounds."""
     earlier = begun.get("resumed")
     return begun | {"resumed": [*(earlier if isinstance(earlier, list) else []), environment() | {"after_round": done}]}
 
 
 def differs(round: int, experiment: Experiment) -> Iterator[str]:
-    """What to say of a round that was computed again and came out differently, where it should not have."""
+    """Yields what to say of a round that was computed again and came out differently, where it should not have."""
     said = f"round {round} came out differently from before the interruption"
     if experiment.privacy is None:
         yield said

@@ -1,4 +1,4 @@
-"""A run from config to folder: assemble, train with progress, save, and say how it ended."""
+"""Performs a run from config to folder: assembles, trains with progress, saves, and says how it ended."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 
 class Site(NamedTuple):
-    """Where a run's problem and clients are, if not here.
+    """Site of a run's problem and clients, if they are not here.
 
     Args:
         assemble: builds the experiment.
         on: where clients compute; by default on threads.
         says: what the statement says besides.
         command: the command to resume with.
-        forgets: whether that lets all memories start over.
+        forgets: whether all memories start over when the run resumes.
     """
 
     assemble: Callable[[Config], Experiment] = assemble
@@ -132,8 +132,9 @@ def go_on(
     site: Site = HERE,
     workers: int | None = None,
 ) -> Summary:
-    """Resumes the run in this folder after its newest intact checkpoint, to the same bits as if it had never been
-    interrupted. Of a run that has finished, returns the summary once more.
+    """Resumes the run in this folder after its newest intact checkpoint; of a finished run, returns the summary again.
+
+    The bits are the same as if the run had never been interrupted.
 
     Args:
         path: the folder.
@@ -173,8 +174,12 @@ def go_on(
 
 
 class _Paying:
-    """Pays for rounds, from the folder's ledger, and remembers by which plan. `again` of them are paid for twice: they
-    were drawn again with new noise."""
+    """Payment for rounds, into the folder's ledger; remembers by which plan.
+
+    Args:
+        folder: the run folder, which must be known before the first round.
+        again: number of rounds that are paid for twice, because they were drawn again with new noise.
+    """
 
     def __init__(self, folder: RunFolder | None = None, again: int = 0) -> None:
         self.folder, self.again = folder, again
@@ -187,7 +192,12 @@ class _Paying:
 
 
 class _Run(NamedTuple):
-    """What a run needs besides its rounds. `by_plan`: the theory chose its settings, from the constants `known`."""
+    """Needs of a run besides its rounds.
+
+    Attributes:
+        by_plan: whether the theory chose the settings.
+        known: the constants that it chose them from.
+    """
 
     experiment: Experiment
     folder: RunFolder
@@ -202,7 +212,7 @@ class _Run(NamedTuple):
 
 
 def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
-    """Goes through the rounds and stores how it ended."""
+    """Computes the rounds, and stores how the run ended."""
     experiment, folder = run.experiment, run.folder
     tally = Tally(folder.records)
     x = experiment.problem.init(generator(experiment.run.seed, "init"))
@@ -233,13 +243,13 @@ def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
 
 
 def _in_order(run: _Run, rounds: Iterator[Round], watch: Watch) -> str | None:
-    """Goes through the rounds in the order that the privacy promise rests on; returns how the model diverged, if so.
+    """Takes the rounds in the order that the privacy promise rests on; returns how the model diverged, if so.
 
     1. Ledger: `rounds` pays for a round (`_Paying`) before anything of it leaves the clients, and that is on the disk
        then. A crash right after it overstates what was spent; in any other order it could understate it.
     2. Release: the round comes out of `rounds`, with its noise.
     3. Record: what was released is written down before a checkpoint, which holds a digest of all records. Whoever
-       resumes can so tell which rounds are on record, and that they are those of the checkpoint.
+       resumes can thus tell which rounds are on record, and that they are those of the checkpoint.
     4. Checkpoint: last. A round in it is never computed again, and so, with secure noise, never released twice.
 
     Observers hear of a round once it is on record; nothing rests on them.
@@ -260,7 +270,7 @@ def _in_order(run: _Run, rounds: Iterator[Round], watch: Watch) -> str | None:
 
 
 def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> None:
-    """Writes a checkpoint when it is time, or when this is to be the last round for now."""
+    """Writes a checkpoint if it is due, or if the run is to stop here; raises Stopped in that case."""
     if r.last:
         if run.experiment.run.keep_checkpoint:  # now: memories that lie elsewhere end with the rounds
             with stage("disk"):
@@ -284,7 +294,7 @@ def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> None:
 def _observers(
     folder: RunFolder, rounds: int, quiet: bool, tensorboard: bool, begun: int, others: Sequence[Observer] = ()
 ) -> list[Observer]:
-    """All who watch a run; `begun` rounds were done in an earlier command."""
+    """Returns all who watch a run; `begun` rounds were done in an earlier command."""
     logged = [events(folder.path, begun)] if tensorboard else []
     return [*logged, progress(rounds, quiet, begun), *others]
 
@@ -295,7 +305,7 @@ def _checkpoints(experiment: Experiment, folder: RunFolder) -> Checkpoints:
 
 
 def _by_plan(config: Config) -> tuple[Config, "Constants"]:
-    """The config with the settings that the theory recommends, and the constants that they follow from."""
+    """Returns the config with the settings that the theory recommends, and the constants that they follow from."""
     from fednormec.theory.answer import answer, with_plan
 
     advised = answer(config)
@@ -304,7 +314,10 @@ def _by_plan(config: Config) -> tuple[Config, "Constants"]:
 
 @contextmanager
 def _says_how_to_go_on(path: Path, command: str | None) -> Iterator[None]:
-    """What ends a run early and leaves it fit to go on: being asked to, a full disk, a worker that died."""
+    """Adds how to resume to what ends a run early and leaves it fit for that.
+
+    That is being asked to stop, a full disk, a worker that died, too little memory.
+    """
     how = f"To go on: {command or f'fednormec run --resume {shlex.quote(str(path))}'}"
     try:
         yield
@@ -323,8 +336,10 @@ def _says_how_to_go_on(path: Path, command: str | None) -> Iterator[None]:
 
 
 def _statement(run: _Run, ended: str | None) -> Statement | None:
-    """What may be said of all that was released, which is what the ledger has paid for. `ended` says how it
-    diverged."""
+    """Returns what may be said of all that was released, which is what the ledger has paid for.
+
+    `ended` says how the model diverged, if it did.
+    """
     experiment, folder, says = run.experiment, run.folder, run.site.says
     for said in () if folder.differs is None else differs(folder.differs, experiment):
         note(f"{said}.")
@@ -343,7 +358,7 @@ def _statement(run: _Run, ended: str | None) -> Statement | None:
 
 
 def _with_texts(summary: Summary, folder: RunFolder) -> Summary:
-    """A summary that was read back, with what is not in the file."""
+    """Returns a summary that was read back, with what is not in the file."""
     text = folder.path / "privacy.txt"
     statement = text.read_text(encoding="utf-8").rstrip("\n") if text.is_file() else None
     curve = sparkline(Tally(folder.readable()).curve)
@@ -351,7 +366,7 @@ def _with_texts(summary: Summary, folder: RunFolder) -> Summary:
 
 
 def _measures(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
-    """What measures the theory's invariants after a round, where the problem's constants are known."""
+    """Returns what measures the theory's invariants after a round; None unless the problem's constants are known."""
     from fednormec.theory.setting import knows_constants
     from fednormec.theory.watch import can_measure, measure
 

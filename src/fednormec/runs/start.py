@@ -1,4 +1,4 @@
-"""From an experiment to its rounds: what a run takes from its settings, and what it chooses by rule."""
+"""Start of an experiment's rounds: what a run takes from its settings, and what it chooses by rule."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ from fednormec.problems.neural import NeuralProblem
 def start(
     experiment: Experiment, place: Place, before_release: Callable[[int, Plan], None], resume: Resumed | None = None
 ) -> Iterator[Round]:
-    """The rounds of an experiment; what does not fit together is said here, before the first."""
+    """Returns the rounds of an experiment; raises UserError before the first if something does not fit together."""
     run = experiment.run
     return simulate(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
@@ -32,10 +32,12 @@ def start(
 
 
 def place_of(experiment: Experiment, on: Place | None = None, folder: Path = Path()) -> Place:
-    """Where the clients of an experiment compute: `on` with the workers that the run asks for, by default on threads.
-    `folder` is where memories lie that are to lie in a file; it need not be there before the first round."""
+    """Returns where clients compute: `on` with the workers that the run asks for, by default threads.
+
+    `folder` is where memories are stored that are to lie in a file; it need not be there before the first round.
+    """
     run, pool = experiment.run, threads_of(experiment)
-    pool.pool(experiment.problem)  # says so if there can be no such workers
+    pool.pool(experiment.problem)  # raises UserError if there can be no such workers
     if on is None:
         return pool._replace(memories_in=folder) if run.memories == "file" else pool
     if not isinstance(on, Ray):
@@ -47,18 +49,21 @@ def place_of(experiment: Experiment, on: Place | None = None, folder: Path = Pat
 
 
 def threads_of(experiment: Experiment) -> Threads:
-    """The threads that a run asks for."""
+    """Returns the threads that a run asks for."""
     return Threads(experiment.run.workers, experiment.run.chunk_size)
 
 
 def data_digest(experiment: Experiment) -> str | None:
-    """That of the user's own file or folder, which may change between two runs; None for any other source."""
+    """Returns the digest of the user's own file or folder, which may change between runs; None for any other source."""
     source = str(experiment.config.get("data", {}).get("source", BUILT_IN[0]))
     return None if source in BUILT_IN else digest(Path(source))
 
 
 def checkpoint_rounds(experiment: Experiment) -> int | None:
-    """As asked; else, with secure noise, after every round: one that must be drawn again is one more release."""
+    """Returns the number of rounds between checkpoints as asked; otherwise 1 with secure noise, and None without.
+
+    With secure noise it is every round because one that must be drawn again is one more release.
+    """
     run, privacy = experiment.run, experiment.privacy
     if run.checkpoint_rounds is None and privacy is not None and privacy.randomness == "secure":
         return 1
@@ -66,15 +71,17 @@ def checkpoint_rounds(experiment: Experiment) -> int | None:
 
 
 def with_workers(experiment: Experiment, workers: int | None) -> Experiment:
-    """With another number of workers than its config asks for, which changes no bit."""
+    """Returns the experiment with another number of workers than its config asks for, which changes no bit."""
     if workers is None:
         return experiment
     return experiment._replace(run=replace(experiment.run, workers=at_least_one("--workers", workers)))
 
 
 def choices(experiment: Experiment, on: Place | None = None) -> dict[str, Any]:
-    """What a run chooses by rule where its config leaves it open; none of it changes more than rounding. How many
-    workers Ray's cluster gives by itself is its own affair: None."""
+    """Returns what a run chooses by rule where its config leaves it open; none of it changes more than rounding.
+
+    The number of workers that Ray's cluster gives by itself is its own affair: None.
+    """
     problem, algorithm, run = experiment.problem, experiment.algorithm, experiment.run
     pool = threads_of(experiment).pool(problem)
     numbers = problem.num_clients * algorithm.memory_slots * problem.dim

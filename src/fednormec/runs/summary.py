@@ -1,4 +1,4 @@
-"""How a run ended: as data, for a person, and as a page."""
+"""Summary of a run that has ended: as data, and for a person."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ FIGURES = {"test_accuracy": ".1%", "test_loss": ".4f", "train_loss": ".4f", "gra
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The summary for a person."""
+    """Returns the summary as text, for a person."""
     lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
              f"{summary['parameters']:,} parameters"]  # fmt: skip
     for name, form in FIGURES.items():
@@ -51,7 +51,7 @@ def _guaranteed(guarantee: dict[str, Any]) -> str:
 
 
 def _figure(value: float | None, form: str) -> str:
-    """A figure of a run, or of a summary that was read back, where null is one that was not finite."""
+    """Returns a figure of a run as text, or of a summary that was read back, where null is a non-finite one."""
     return format(value, form) if value is not None and math.isfinite(value) else "not finite"
 
 
@@ -62,7 +62,7 @@ def _looks(name: str, summary: dict[str, Any]) -> str:
 def summarize(
     experiment: Experiment, tally: Tally, out: Path, ended: str | None, statement: Statement | None
 ) -> Summary:
-    """The summary of a run that has finished: `ended` says how the model diverged, if it did."""
+    """Returns the summary of a run that has finished; `ended` says how the model diverged, if it did."""
     rounds = tally.rounds
     status = "done" if ended is None else "diverged"
     if statement is not None and ended is None and rounds < experiment.run.rounds:

@@ -1,4 +1,4 @@
-"""TensorBoard's view of a run, written while it goes on; needs the extra `tensorboard`."""
+"""View of a run for TensorBoard, written after each round; needs the extra `tensorboard`."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 
 def require_tensorboard() -> None:
-    """Says how to install what is missing."""
+    """Raises UserError if TensorBoard is missing, and says how to install it."""
     if find_spec("tensorboard") is None:
         raise UserError("--tensorboard needs TensorBoard: pip install 'fednormec[tensorboard]'.")
 
 
 def events(folder: Path, done: int = 0) -> Observer:
-    """Writes each round's record as scalars into the folder's `tensorboard`. What that holds of rounds after `done`,
-    from before a crash, no longer counts."""
+    """Returns an observer that writes each round's record as scalars into the folder's `tensorboard`.
+
+    What that holds of rounds after `done`, from before a crash, no longer counts.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1, flush_secs=10)
@@ -35,8 +37,10 @@ def events(folder: Path, done: int = 0) -> Observer:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """A record's figures by tag: what looks at clients' data under not_private/, an ε that protects nobody by a name
-    that says so."""
+    """Returns a record's figures by tag.
+
+    What looks at clients' data stands under not_private/, and the name of an ε that protects nobody says so.
+    """
     label = "_" + record["label"].replace(" ", "_") if "label" in record else ""
     spent = {f"epsilon{label}": record["epsilon"]} if "epsilon" in record else {}
     public = spent | record.public
