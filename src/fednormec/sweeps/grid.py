@@ -1,4 +1,4 @@
-"""A config's lists into cells: every combination, each with a name of its own and, where it has noise, its own."""
+"""Turns a config's lists into cells: every combination, each with its own name and, if it has noise, its own noise."""
 
 import hashlib
 import itertools
@@ -19,7 +19,7 @@ class _Option(NamedTuple):
 
 
 def grid(config: Config, axes: Section) -> list[Cell]:
-    """Every combination of the axes' values, applied to the config.
+    """Returns a cell for every combination of the axes' values, applied to the config.
 
     An axis is a setting with a list of values, section.key = [...], or a free name with a list of tables, each of which
     sets several settings at once and may have a name of its own.
@@ -36,14 +36,14 @@ def grid(config: Config, axes: Section) -> list[Cell]:
 
 
 def label(settings: Mapping[str, Any]) -> str:
-    """The settings in one line, each with as little of its name as tells it apart."""
+    """Returns the settings in one line, each with as little of its name as tells it apart."""
     lasts = [_last(key) for key in settings]
     keys = [key if lasts.count(_last(key)) > 1 else _last(key) for key in settings]
     return "_".join(f"{key}={plain(value)}" for key, value in zip(keys, settings.values(), strict=True))
 
 
 def file_name(settings: Mapping[str, Any]) -> str:
-    """The label as a folder's name, which differs wherever the labels do."""
+    """Returns the label as a folder's name, which differs wherever the labels do."""
     whole = label(settings)
     name = re.sub(r"[^\w.=,+-]+", "-", whole, flags=re.ASCII).strip("-.")
     if name == whole and len(name) <= LONGEST_NAME:
@@ -52,7 +52,7 @@ def file_name(settings: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value in a few characters; different values look different.
+    """Returns a value in a few characters; different values look different.
 
     >>> plain(0.1), plain(1e-05), plain(0.1234567), plain([64, 32]), plain("iid")
     ('0.1', '1e-05', '0.1234567', '64x32', 'iid')

@@ -1,4 +1,4 @@
-"""The experiments of the Fed-α-NormEC paper: its four figures drawn anew, its five claims checked one by one.
+"""Experiments of the Fed-α-NormEC paper: its four figures drawn anew, its five claims checked one by one.
 
 The noise is the paper's, read as the norm of the whole vector: the only reading that trains, and NOT PRIVATE.
 """
@@ -55,7 +55,7 @@ SMALL = {
 
 
 class Point(NamedTuple):
-    """What sets the runs of the figures apart, but for their seeds."""
+    """Point of the paper's grid: what sets the runs of the figures apart, but for their seeds."""
 
     method: str
     p: float
@@ -64,7 +64,13 @@ class Point(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """How large: the config that all runs share, and the seeds."""
+    """Scale of the experiments: the config that all runs share, and the seeds.
+
+    Attributes:
+        name: "small" or "full".
+        local_work: a key of WORK.
+        local_steps: number of local steps, for the local work "steps".
+    """
 
     name: str
     config: Config
@@ -74,12 +80,15 @@ class Scale(NamedTuple):
 
     @property
     def work(self) -> str:
-        """The local work in words."""
+        """Local work in words."""
         return WORK[self.local_work].format(steps=self.local_steps, batch=BATCH)
 
 
 class Part(NamedTuple):
-    """One inequality of a claim: by how much it holds with each seed, in points of accuracy or as a ratio less 1."""
+    """Part of a claim: an inequality, with the margin by which it holds for each seed.
+
+    A margin is in points of accuracy, or a ratio less 1.
+    """
 
     text: str
     margins: tuple[float, ...]
@@ -87,13 +96,14 @@ class Part(NamedTuple):
 
     @property
     def verdict(self) -> str:
+        """Verdict over the seeds: holds, holds on average, or does not hold."""
         if all(margin > 0 for margin in self.margins):
             return "holds"
         return "holds on average" if float(np.mean(self.margins)) > 0 else "does not hold"
 
 
 class Claim(NamedTuple):
-    """A claim of the paper, with what was found."""
+    """Claim of the paper, with what was found."""
 
     name: str
     text: str
@@ -101,7 +111,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """That of all its parts, or how many have which."""
+        """Verdict of all its parts, or how many have which."""
         found = [part.verdict for part in self.parts]
         kinds = [kind for kind in ("holds", "holds on average", "does not hold") if kind in found]
         if len(kinds) == 1:
@@ -129,8 +139,19 @@ def scale(
     rounds: int | None = None,
     device: str = "cpu",
 ) -> Scale:
-    """The paper's own scale (ResNet20, all of CIFAR-10, seed 42), or one for two cores: the same figures within an hour
-    from a small convolutional net on 2,000 images, with three seeds."""
+    """Returns the paper's own scale, or a small one for two cores.
+
+    The paper's is ResNet20 on all of CIFAR-10 with seed 42. The small one gives the same figures within an hour from a
+    small convolutional net on 2,000 images, with three seeds.
+
+    Args:
+        small: whether it is the small one.
+        seeds: other seeds.
+        local_work: a key of WORK; by default "gradient" for the small scale and "pass" for the paper's.
+        local_steps: number of local steps, for the local work "steps".
+        rounds: number of rounds; by default 300.
+        device: what to compute on.
+    """
     chosen = tuple(seeds or ((42, 43, 44) if small else (42,)))
     work = local_work or ("gradient" if small else "pass")
     known("local work", work, WORK)
@@ -142,7 +163,7 @@ def scale(
 
 
 class Reproduction:
-    """The runs of some figures, asked for by point."""
+    """Runs of some figures, asked for by point."""
 
     def __init__(self, scale: Scale, outcomes: Sequence[Outcome]) -> None:
         self.scale = scale
@@ -154,41 +175,46 @@ class Reproduction:
             self.runs.setdefault(Point(*point), {})[seed] = read_run(outcome.path)
 
     def final(self, point: Point, seed: int) -> float:
-        """The last accuracy; a model that diverged counts as none."""
+        """Returns the last accuracy, 0 for a model that diverged."""
         run = self.runs[point][seed]
         return 0.0 if run.status == "diverged" else run.final(ACCURACY) or 0.0
 
     def highest(self, point: Point, seed: int) -> float:
+        """Returns the highest accuracy over the rounds."""
         return self.runs[point][seed].best(ACCURACY) or 0.0
 
     def mean(self, point: Point, of: Callable[[Point, int], float] | None = None) -> float:
+        """Returns the mean over the seeds, by default of the last accuracy."""
         return float(np.mean([(of or self.final)(point, seed) for seed in self.scale.seeds]))
 
     def tuned(self, method: str, p: float, beta: float) -> Point:
-        """With the γ whose last accuracy is best, over all seeds."""
+        """Returns the point with the γ whose last accuracy is best, over all seeds."""
         return max((Point(method, p, beta, gamma) for gamma in GAMMAS), key=self.mean)
 
     def group(self, point: Point) -> Group:
         return Group(tuple(self.runs[point].values()), "")
 
     def transmissions(self, point: Point, seed: int, target: float) -> float:
-        """k·p·M at the first round that was evaluated with at least this accuracy; inf if none was."""
+        """Returns k·p·M at the first round that was evaluated with at least this accuracy; inf if none was."""
         reached = (k for k, value in self.runs[point][seed].values(ACCURACY) if value >= target)
         return next(reached, math.inf) * point.p * CLIENTS
 
     def target(self) -> float:
-        """In figure 2: as far below what full participation reaches as the paper's 65 % are below its 70 %."""
+        """Returns the accuracy to reach in figure 2.
+
+        It is as far below what full participation reaches as the paper's 65 % are below its 70 %.
+        """
         return REACHED * self.mean(self.tuned(COMPENSATED, 1.0, 0.01))
 
     def true_epsilons(self, points: Iterable[Point] | None = None) -> tuple[float, float]:
-        """The least and the largest of these points' runs, or of all."""
+        """Returns the least and the largest ε of these points' runs, or of all."""
         chosen = self.runs if points is None else points
         found = [run.epsilon or math.inf for point in chosen for run in self.runs[point].values()]
         return min(found), max(found)
 
 
 def cells(figures: Iterable[str], scale: Scale) -> list[Cell]:
-    """The runs that these figures need, each once."""
+    """Returns the runs that these figures need, each once."""
     points = dict.fromkeys(point for figure in figures for point in FIGURES[figure])
     return [_cell(point, seed, scale) for point in points for seed in scale.seeds]
 
@@ -200,7 +226,7 @@ def reproduce(
     from fednormec.sweeps.paper_figures import draw
 
     asked = cells(figures, scale)
-    assemble(asked[0].config)  # says what is missing once, not for every run
+    assemble(asked[0].config)  # raises once for what is missing, not for every run
     done = Reproduction(scale, run_all(asked, folder, workers, tell))
     for figure in figures:
         draw(figure, done, folder)
@@ -212,13 +238,19 @@ def reproduce(
 
 
 class Findings(NamedTuple):
-    """What was found of each claim, and what the noise was worth."""
+    """Findings about each claim, and what the noise was worth.
+
+    Attributes:
+        claims: the claims with their verdicts.
+        true_epsilons: the least and the largest ε of the runs.
+    """
 
     claims: list[Claim]
     true_epsilons: tuple[float, float]
 
     @property
     def warning(self) -> str:
+        """Warning that the runs are not private, with their true ε."""
         low, high = map(up, self.true_epsilons)
         return (
             f"{NOT_PRIVATE}: the noise has the paper's size as a whole vector; its true ε is {low}"
@@ -227,7 +259,7 @@ class Findings(NamedTuple):
         )
 
     def facts(self) -> dict[str, Any]:
-        """As data."""
+        """Returns the findings as data."""
         claims = [
             {
                 "name": claim.name,
@@ -240,7 +272,7 @@ class Findings(NamedTuple):
         return {"label": NOT_PRIVATE, "true_epsilon": list(self.true_epsilons), "claims": claims}
 
     def text(self) -> str:
-        """For a terminal."""
+        """Returns the findings as text, for a terminal."""
         lines = [self.warning]
         for claim in self.claims:
             lines += [f"{claim.name}  {claim.verdict}: {claim.text}"]
@@ -249,7 +281,7 @@ class Findings(NamedTuple):
 
 
 def markdown(claims: Sequence[Claim], done: Reproduction) -> str:
-    """Claims and tables, for a document."""
+    """Returns claims and tables in Markdown, for a document."""
     seeds = ", ".join(map(str, done.scale.seeds))
     lines = [
         Findings([], done.true_epsilons()).warning,
@@ -350,7 +382,7 @@ def _above(done: Reproduction, better: Point, worse: Point, label: str) -> Part:
 
 
 def _ratio(many: float, few: float) -> float:
-    """How many times fewer: 0 if the target was not reached with few, the most that can be said if not with many."""
+    """Returns how many times fewer: 0 if the target was not reached with few, otherwise inf if not with many."""
     return 0.0 if math.isinf(few) else many / few
 
 
@@ -384,8 +416,10 @@ def _cell(point: Point, seed: int, scale: Scale) -> Cell:
 
 
 def _local(gamma: float, scale: Scale) -> tuple[dict[str, Any], int]:
-    """The local operator, and by how much P_i is larger in the paper's letters than here, where γ is the length of all
-    local steps together: 1 unless each of them is γ long."""
+    """Returns the local operator, and by how much P_i is larger in the paper's letters than here.
+
+    Here γ is the length of all local steps together: the factor is 1 unless each of them is γ long.
+    """
     k = scale.local_steps
     readings: dict[str, tuple[dict[str, Any], int]] = {
         "gradient": ({"name": "gd", "step": gamma}, 1),

@@ -1,4 +1,4 @@
-"""The paper's four figures, with the paper's axes, from our runs."""
+"""Figures of the paper, all four, with the paper's axes, from our runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ PANELS = {"train_loss": "training loss", ACCURACY: "test accuracy"}
 
 
 def draw(name: str, done: Reproduction, folder: Path) -> None:
-    """One figure as .png and as .pdf."""
+    """Draws one figure, as .png and as .pdf."""
     for kind in ("png", "pdf"):
         path = folder / f"{name}.{kind}"
         size = (5.2, 4.4) if name == "figure4" else (11, 4.4)
@@ -43,7 +43,7 @@ def draw(name: str, done: Reproduction, folder: Path) -> None:
 
 
 def _convergence(figure: "Figure", done: Reproduction) -> None:
-    """Figure 1: p = 1 solid, p = .25 dotted."""
+    """Draws figure 1: p = 1 solid, p = .25 dotted."""
     for axes, metric in zip(figure.subplots(1, 2), PANELS, strict=True):
         for p, beta in ((p, beta) for beta in BETAS for p in (1.0, 0.25)):
             point = done.tuned(COMPENSATED, p, beta)
@@ -53,7 +53,7 @@ def _convergence(figure: "Figure", done: Reproduction) -> None:
 
 
 def _communication(figure: "Figure", done: Reproduction) -> None:
-    """Figure 2: β = .01, against client-to-server transmissions."""
+    """Draws figure 2: β = .01, against client-to-server transmissions."""
     for axes, metric in zip(figure.subplots(1, 2), PANELS, strict=True):
         for p, (colour, marker) in SHARES.items():
             point = done.tuned(COMPENSATED, p, 0.01)
@@ -65,7 +65,7 @@ def _communication(figure: "Figure", done: Reproduction) -> None:
 
 
 def _compensation(figure: "Figure", done: Reproduction) -> None:
-    """Figure 3: with error compensation solid, without dashed."""
+    """Draws figure 3: with error compensation solid, without dashed."""
     for axes, metric in zip(figure.subplots(1, 2), PANELS, strict=True):
         for method, beta in ((method, beta) for beta in BETAS for method in (COMPENSATED, PLAIN)):
             point = done.tuned(method, 1.0, beta)
@@ -76,7 +76,7 @@ def _compensation(figure: "Figure", done: Reproduction) -> None:
 
 
 def _heat_map(figure: "Figure", done: Reproduction) -> None:
-    """Figure 4: FedAvg's highest test accuracy."""
+    """Draws figure 4: FedAvg's highest test accuracy."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()

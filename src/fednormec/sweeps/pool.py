@@ -1,7 +1,7 @@
-"""Many runs side by side: worker processes that take one cell after another, each cell in a run folder of its own.
+"""Pool of worker processes that run one cell after another, each cell in a run folder of its own.
 
-A cell that was done is not done again, so that the same command goes on where it was stopped. A cell that fails, or
-takes its process with it, is noted and the others go on; the next command tries it again. No worker outlives the
+A cell that has finished is not run again, so that the same command resumes what was stopped. A cell that fails, or
+takes its process with it, is noted and the others continue; the next command tries it again. No worker outlives the
 command.
 """
 
@@ -35,7 +35,7 @@ INTERRUPTED = "interrupted"
 
 
 class Cell(NamedTuple):
-    """One run of many: the folder's name, what sets it apart from the others, and its whole config."""
+    """Run among many: the folder's name, what sets it apart from the others, and its whole config."""
 
     name: str
     settings: dict[str, Any]
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a cell ended: its summary, or why there is none."""
+    """End of a cell: its summary, or why there is none."""
 
     cell: Cell
     path: Path
@@ -52,13 +52,16 @@ class Outcome(NamedTuple):
 
     @property
     def status(self) -> str:
+        """Status of the summary; "failed" without one."""
         return "failed" if self.summary is None else self.summary.status
 
 
 def with_own_noise(cell: Cell, mark: str | None = None) -> Cell:
-    """The cell, where it has noise, with a stream that follows from all its settings: no other cell, of this grid or
-    another, then shares its noise, with which the difference of two would show what it hides. With a mark the stream
-    follows from that alone."""
+    """Returns the cell, where it has noise, with a stream that follows from all its settings, or from the mark alone.
+
+    Without a mark no other cell, of this grid or another, shares its noise; the difference of two that did would show
+    what the noise hides.
+    """
     if "privacy" not in cell.config:
         return cell
     if mark is None:
@@ -70,7 +73,14 @@ def with_own_noise(cell: Cell, mark: str | None = None) -> Cell:
 def run_all(
     cells: Sequence[Cell], folder: Path, workers: int, tell: Callable[[News[Outcome]], None] = lambda news: None
 ) -> list[Outcome]:
-    """Runs what is not done yet and returns how every cell ended, in the order given."""
+    """Runs what has not finished yet and returns how every cell ended, in the order given.
+
+    Args:
+        cells: the runs, each with a name of its own.
+        folder: where their run folders are stored.
+        workers: number of worker processes.
+        tell: called with news of rounds and of cells that ended.
+    """
     require_names(cells)
     with _locked(folder):
         ended = {cell.name: _earlier(cell, folder) for cell in cells}
@@ -88,7 +98,7 @@ def run_all(
 
 
 def require_names(cells: Sequence[Cell]) -> None:
-    """Every cell has a folder of its own."""
+    """Raises UserError if two cells would share a folder."""
     names = [cell.name for cell in cells]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -96,17 +106,17 @@ def require_names(cells: Sequence[Cell]) -> None:
 
 
 def interrupted(folder: Path) -> list[Path]:
-    """The folders of cells that failed or were stopped before their end, and run again since."""
+    """Returns the folders of cells that failed or were stopped before their end, and run again since."""
     return sorted(path for path in (folder / INTERRUPTED).glob("*") if path.is_dir())
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folders of all that ever ran here: cells that an earlier grid had, failed and interrupted ones included."""
+    """Returns the folders of all that ever ran here, also failed and interrupted cells and those of an earlier grid."""
     return [*sorted(path for path in (folder / CELLS).glob("*") if path.is_dir()), *interrupted(folder)]
 
 
 class _Board:
-    """Who has come how far."""
+    """Progress of all cells; tells each change."""
 
     def __init__(
         self, cells: Sequence[Cell], ended: dict[str, Outcome | None], tell: Callable[[News[Outcome]], None]
@@ -134,7 +144,7 @@ class _Board:
 
 
 class _Worker:
-    """A process, and the cell that it has in hand."""
+    """Worker process, and the cell that it has in hand."""
 
     def __init__(self, threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may wait for threads that it left behind
@@ -177,7 +187,7 @@ def _work_off(cells: list[Cell], folder: Path, workers: int, board: _Board, stop
 
 
 def _hear(worker: _Worker, folder: Path, board: _Board) -> bool:
-    """Takes one message of a worker; False if it will send no more."""
+    """Takes what a worker sent; returns False if it will send no more."""
     cell = worker.cell
     assert cell is not None
     path = _path(folder, cell)
@@ -196,14 +206,17 @@ def _hear(worker: _Worker, folder: Path, board: _Board) -> bool:
 
 
 def _failed(cell: Cell, path: Path, why: str) -> Outcome:
-    """The first line is for the table; of an exception the file has all."""
+    """Stores why a cell failed, and returns its outcome.
+
+    The first line is for the table; of an exception the file has all.
+    """
     _beside(path, "error.txt").write_text(why + "\n", encoding="utf-8", errors="backslashreplace")
     return Outcome(cell, path, None, why.partition("\n")[0])
 
 
 @contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
-    """A process that is started within never hears Ctrl-C; its parent does, a moment later."""
+    """Blocks Ctrl-C: a process that is started within never hears it; its parent does, a moment later."""
     resource_tracker.ensure_running()  # multiprocessing's own helper, whose start would unblock it again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -221,7 +234,7 @@ def _end_with_parent() -> None:
 
 
 def _serve(line: Connection, threads: int) -> None:
-    """A worker's life: cells in, rounds and ends out."""
+    """Runs cells in a worker process: takes them from the line, and sends their rounds and ends."""
     Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
@@ -264,7 +277,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _earlier(cell: Cell, folder: Path) -> Outcome | None:
-    """The cell's end, if an earlier command has seen it."""
+    """Returns the cell's end, if an earlier command has seen it; raises UserError if that had other settings."""
     path = _path(folder, cell)
     asked, wanted = _beside(path, "toml"), dump(cell.config)
     if path.exists() and asked.exists() and asked.read_text(encoding="utf-8") != wanted:
@@ -274,7 +287,7 @@ def _earlier(cell: Cell, folder: Path) -> Outcome | None:
 
 
 def _make_room(cell: Cell, folder: Path) -> None:
-    """Notes what is asked, and puts an attempt that was stopped aside: what it released stays released."""
+    """Stores what is asked, and puts an attempt that was stopped aside: what it released stays released."""
     from fednormec.runs.folder import default_path
 
     path = _path(folder, cell)
@@ -288,7 +301,7 @@ def _make_room(cell: Cell, folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two commands on one folder would run every cell twice: the second is refused."""
+    """Locks the folder; raises UserError if another command has, since two would run every cell twice."""
     try:
         lock = Lock(folder / ".lock")
     except OSError as error:

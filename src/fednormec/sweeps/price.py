@@ -1,4 +1,4 @@
-"""What many runs on the same clients cost together, from their ledgers alone."""
+"""Price of many runs on the same clients together, from their ledgers alone."""
 
 import math
 from collections import Counter
@@ -17,9 +17,15 @@ SAME_PROMISE = ("delta", "trust", "adjacency", "colluders")
 
 
 class Price(NamedTuple):
-    """What the private runs cost together, so many rounds in all. `epsilon` is None if there is no one number.
+    """Price of the private runs together.
 
-    best_only is the ε if only the best of a random number of such runs were shown. `note` says what else to know.
+    Attributes:
+        runs: number of private runs.
+        rounds: number of their rounds in all.
+        epsilon: their ε; None if there is no one number.
+        delta: the δ of that ε.
+        best_only: the ε if only the best of a random number of such runs were shown.
+        note: what else to know.
     """
 
     runs: int
@@ -39,12 +45,15 @@ class _Run(NamedTuple):
 
 
 def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | None:
-    """The price of the runs in these folders, as if all were on the same clients; None if none of them is private.
+    """Returns the price of the runs in these folders, as if all were on the same clients; None if none is private.
 
     Every line of every ledger counts, also of runs that failed or were interrupted and then done again: with the same
     seed and stream that repeats the same releases, so that counting both is safe and more than needed. The runs that
-    privacy.tuning_runs allows for are not counted again: what counts is what ran. `ranked_by` is the metric that the
-    runs are ranked by where that looks at the clients' data: the note then says so.
+    privacy.tuning_runs allows for are not counted again: what counts is what ran.
+
+    Args:
+        paths: the run folders.
+        ranked_by: the metric that the runs are ranked by, if that looks at the clients' data: the note then says so.
     """
     try:
         runs = [_run(path) for path in paths if any((path / file).exists() for file in ("config.toml", "ledger.jsonl"))]
@@ -72,6 +81,7 @@ def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | Non
 
 
 def price_text(price: Price) -> str:
+    """Returns the price in words."""
     if price.epsilon is None:
         return price.note
     said = f"all {price.runs} private runs together, {price.rounds} rounds, cost ε ≤ {up(price.epsilon)}"
@@ -92,7 +102,7 @@ def _run(path: Path) -> _Run:
 
 
 def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
-    """Why there is no one ε; empty if there is."""
+    """Returns why there is no one ε; an empty text if there is."""
     bare = sum(run.privacy is None and run.released for run in runs)
     if bare:
         return f"{NOT_PRIVATE}: {bare} of these runs had no noise, which no ε of the others makes good"
@@ -104,7 +114,10 @@ def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
 
 
 def _best_only(spent: Sequence[Spent], delta: float) -> float | None:
-    """Where all runs are alike: the ε of a geometric number of them, as many on average, with only the best shown."""
+    """Returns the ε of a geometric number of runs, as many on average, with only the best shown.
+
+    It returns None unless all runs are alike.
+    """
     if len(spent) < 2 or len({(s.release, s.rounds) for s in spent}) > 1:
         return None
     found = tuned_epsilon(spent[0].release, spent[0].rounds, delta, float(len(spent)), 1.0)

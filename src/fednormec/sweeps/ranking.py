@@ -1,4 +1,4 @@
-"""Cells run, ranked and priced: a table with the best first, and what all of it costs in ε."""
+"""Runs, ranks and prices cells: a table with the best first, and what all of it costs in ε."""
 
 import csv
 import math
@@ -30,7 +30,12 @@ SHOWN = {ACCURACY: "accuracy {:.1%}", LOSS: "loss {:.4f}"}  # of a cell that end
 
 
 class Row(NamedTuple):
-    """The cells that differ in nothing but their seed, and what befell some of them (empty if nothing did)."""
+    """Row of the table: the cells that differ in nothing but their seed.
+
+    Attributes:
+        value: the metric over these cells; None if none has it.
+        trouble: what befell some of them; empty if nothing did.
+    """
 
     label: str
     settings: dict[str, Any]
@@ -40,12 +45,13 @@ class Row(NamedTuple):
 
     @property
     def epsilon(self) -> float | None:
+        """Largest ε of its cells; None if none has one."""
         found = [o.summary["epsilon"] for o in self.outcomes if o.summary and o.summary.get("epsilon") is not None]
         return max(found, default=None)
 
 
 class Sweep(NamedTuple):
-    """A finished sweep: its rows, the best first, those without a value last."""
+    """Sweep that has finished: its rows, the best first, those without a value last."""
 
     folder: Path
     metric: str
@@ -54,11 +60,12 @@ class Sweep(NamedTuple):
 
     @property
     def failed(self) -> list[Outcome]:
+        """Cells that failed."""
         return [outcome for row in self.rows for outcome in row.outcomes if outcome.summary is None]
 
     @property
     def best(self) -> Row | None:
-        """The best row that is whole: no cell of it failed or diverged."""
+        """Best row that is whole: no cell of it failed or diverged."""
         return next((row for row in self.rows if row.value is not None and not row.trouble), None)
 
 
@@ -71,8 +78,14 @@ def sweep(
 ) -> Sweep:
     """Runs the cells, those of an earlier command excepted, and leaves table.csv, table.md and best.toml in the folder.
 
-    The metric is the last test accuracy unless another is named; without a test set the last training loss. The price
-    is that of everything that ever ran in the folder.
+    The price counts everything that ever ran in the folder.
+
+    Args:
+        cells: the runs, each with a name of its own.
+        folder: where they are stored.
+        workers: number of worker processes.
+        metric: what they are ranked by; by default the last test accuracy, without a test set the last training loss.
+        tell: called with news of rounds and of cells that ended.
     """
     _check_all(cells, metric)
     outcomes = run_all(cells, folder, workers, tell)
@@ -89,12 +102,12 @@ def sweep(
 
 
 def price(outcomes: Sequence[Outcome], folder: Path) -> Price | None:
-    """What some of a folder's cells cost together, with all that was interrupted in it; None if none is private."""
+    """Returns the price of some of a folder's cells, with all that was interrupted in it; None if none is private."""
     return price_of([*(outcome.path for outcome in outcomes), *interrupted(folder)])
 
 
 def text(done: Sweep) -> str:
-    """The table for a terminal, the best cell, the price, and what failed."""
+    """Returns the table for a terminal, the best cell, the price, and what failed."""
     head = ["", *map(visible, _columns(done)), "seeds", _title(done), "ε"]
     body = [[("*" if row is done.best else ""), *_cells_of(row, done), _value(row), _epsilon(row)] for row in done.rows]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
@@ -109,7 +122,7 @@ def text(done: Sweep) -> str:
 
 
 def facts(done: Sweep) -> dict[str, Any]:
-    """The whole result, for --json."""
+    """Returns the whole result, for --json."""
     rows = [
         {
             "settings": row.settings,
@@ -127,7 +140,7 @@ def facts(done: Sweep) -> dict[str, Any]:
 
 
 def line(news: News[Outcome]) -> str:
-    """One ended cell in a line."""
+    """Returns one ended cell in a line."""
     ended = news.ended
     assert ended is not None
     if ended.summary is None:
@@ -139,7 +152,7 @@ def line(news: News[Outcome]) -> str:
 
 
 def check_settings(cells: Sequence[Cell]) -> None:
-    """Says what is wrong with the settings of any cell, as far as that needs no data."""
+    """Raises UserError if the settings of any cell are wrong, as far as that needs no data."""
     from fednormec.config.assemble import rules
 
     require_names(cells)
@@ -148,7 +161,7 @@ def check_settings(cells: Sequence[Cell]) -> None:
 
 
 def _check_all(cells: Sequence[Cell], metric: str | None) -> None:
-    """Says what is wrong with any cell, or with all of them, before the first runs."""
+    """Raises UserError, before the first runs, if something is wrong with any cell, or with all of them."""
     from fednormec.config.assemble import assemble
     from fednormec.core.randomness import generator
 
@@ -160,7 +173,7 @@ def _check_all(cells: Sequence[Cell], metric: str | None) -> None:
 
 
 def _first(cells: Sequence[Cell], check: Callable[..., Any]) -> Any:
-    """What the first cell that passes gives; if none does, the first's trouble is that of all."""
+    """Returns what the first cell that passes gives; if none does, raises the error of the first for all."""
     for cell in cells:
         with suppress(UserError):
             return check(cell.config)
@@ -187,7 +200,7 @@ def _title(done: Sweep) -> str:
 
 
 def _public(rows: Sequence[Row], metric: str) -> bool:
-    """Whether no cell took it from clients' own data."""
+    """Returns whether no cell took the metric from clients' own data."""
     found = [o.summary for row in rows for o in row.outcomes if o.summary]
     return metric in PUBLIC and not any(metric in summary.get("not_private", ()) for summary in found)
 
@@ -239,7 +252,7 @@ def _protects_nobody(row: Row) -> bool:
 
 
 def _without_stream(config: Config) -> Config:
-    """A config to start from: with the cell's own stream every variation of it would share the cell's noise."""
+    """Returns a config to start from: with the cell's own stream every variation of it would share the cell's noise."""
     return {name: {k: v for k, v in own.items() if (name, k) != ("privacy", "stream")} for name, own in config.items()}
 
 
