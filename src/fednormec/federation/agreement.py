@@ -1,4 +1,4 @@
-"""What a federation agrees on before it begins: federation.toml, of which every party has a copy."""
+"""Agreement of a federation before it begins: federation.toml, of which every party has a copy."""
 
 import hashlib
 import ipaddress
@@ -29,13 +29,15 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """[federation]: who takes part, and what nobody can tell from data that are not here.
+    """Settings of [federation]: who takes part, and what nobody can tell from data that are not here.
 
-    clients: their names; the order numbers them.
-    inputs, classes: the shape of one example, and how many classes there are.
-    address: where the server is to be found, host:port.
-    deadline: seconds after which a client that has not answered does not take part in a round.
-    test: a .npz with x and y beside this file, public, for the server to evaluate with.
+    Attributes:
+        clients: their names; the order numbers them.
+        inputs: the shape of one example.
+        classes: number of classes.
+        address: where the server is found, host:port.
+        deadline: seconds after which a client that has not answered does not take part in a round.
+        test: a .npz with x and y beside this file, public, for the server to evaluate with.
     """
 
     clients: Sequence[str]
@@ -56,7 +58,13 @@ class FederationSettings:
 
 
 class Federation(NamedTuple):
-    """The settings, the experiment as one party knows it, and the digest of what all must agree on."""
+    """Federation as one party knows it.
+
+    Attributes:
+        settings: settings of [federation].
+        experiment: the experiment with the data that this party has.
+        agreed: digest of what all must agree on.
+    """
 
     settings: FederationSettings
     experiment: Experiment
@@ -64,7 +72,7 @@ class Federation(NamedTuple):
 
     @property
     def plan(self) -> Plan | None:
-        """What every party computes for itself: how much noise, for how many rounds."""
+        """Plan that every party computes for itself: how much noise, for how many rounds; None without privacy."""
         problem, algorithm, participation, privacy, run, _, _ = self.experiment
         if privacy is None:
             return None
@@ -72,7 +80,7 @@ class Federation(NamedTuple):
 
 
 def for_server(config: Config, folder: Path) -> Federation:
-    """The federation as its server knows it: the test set, no client's data."""
+    """Returns the federation as its server knows it: the test set, no client's data."""
     settings = _settings(config)
     nobody = Examples(np.zeros((1, *settings.inputs), np.float32), np.zeros(1, np.int64))
     test = None if settings.test is None else read_npz(folder / settings.test).train
@@ -80,7 +88,7 @@ def for_server(config: Config, folder: Path) -> Federation:
 
 
 def for_client(config: Config, name: str, own: Examples) -> Federation:
-    """The federation as one client knows it: its own data."""
+    """Returns the federation as one client knows it: its own data."""
     settings = _settings(config)
     if name not in settings.clients:
         raise UserError(f"{name} is none of the clients in {NAME}: {', '.join(settings.clients)}.")
@@ -92,6 +100,7 @@ def for_client(config: Config, name: str, own: Examples) -> Federation:
 
 
 def read_federation(folder: Path) -> Config:
+    """Returns the sections of federation.toml; raises UserError if [federation] is missing."""
     config = read(folder / NAME)
     if "federation" not in config:
         raise UserError(f"{folder / NAME} has no section [federation]; fednormec federation init writes one.")
@@ -99,6 +108,7 @@ def read_federation(folder: Path) -> Config:
 
 
 def require_names(names: Sequence[str]) -> None:
+    """Raises UserError if there is no client, or a name is not allowed or is there twice."""
     if not names:
         raise UserError("a federation needs at least one client.")
     for name in names:
@@ -109,7 +119,7 @@ def require_names(names: Sequence[str]) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port."""
+    """Returns host and port; raises UserError if it is no address."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise UserError(f"an address is host:port, such as fl.example.org:9443, not '{address}'.")
@@ -151,7 +161,7 @@ def _federation(config: Config, settings: FederationSettings, data: FederatedDat
 
 
 def _agreed(config: Config) -> str:
-    """The digest of what every party must have alike, every default spelled out."""
+    """Returns the digest of what every party must have alike, every default spelled out."""
     parts: Config = {name: config[name] for name in AGREED if name in config}
     parts["run"] = {key: config["run"][key] for key in AGREED_OF_RUN}
     parts["federation"] = {key: config["federation"][key] for key in ("clients", "inputs", "classes")}
@@ -159,8 +169,13 @@ def _agreed(config: Config) -> str:
 
 
 class _Party:
-    """A problem of many clients as one party knows it. `like` is the same problem with the data that this party has:
-    its own, if it is the client of this number, and none if it is the server."""
+    """Problem of many clients as one party knows it.
+
+    Args:
+        like: the same problem with the data that this party has: a client's own, and none for the server.
+        num_clients: number of clients in the federation.
+        client: number of the client; None for the server.
+    """
 
     def __init__(self, like: Problem, num_clients: int, client: int | None) -> None:
         self._like, self._num_clients, self._client = like, num_clients, client
@@ -175,12 +190,12 @@ class _Party:
 
     @property
     def tile(self) -> int:
-        """A client on the wire is a block of one."""
+        """Number of clients in a tile: a client on the wire is a block of one."""
         return 1
 
     @property
     def client_sizes(self) -> np.ndarray:
-        """As if all had as many examples as are here: nobody knows better."""
+        """Numbers of examples, as if all clients had as many as are here: nobody knows better."""
         return np.full(self._num_clients, self._like.client_sizes[0])
 
     def init(self, rng: np.random.Generator) -> Tensor:
@@ -191,7 +206,7 @@ class _Party:
         return self._like.grad(x, np.zeros_like(ids), examples)
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """The public figures alone."""
+        """Returns the public figures alone."""
         return Metrics(self._like.evaluate(x).public, {})
 
     def named(self, x: Tensor) -> dict[str, Tensor]:

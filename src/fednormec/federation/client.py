@@ -1,4 +1,4 @@
-"""One client: it computes what clients in process compute, on a block of one row, and remembers before it answers."""
+"""Client that computes what clients in process compute, on a block of one row, and remembers before it answers."""
 
 import importlib
 import importlib.util
@@ -37,7 +37,15 @@ Answer = Callable[[Request], Reply]
 def client_app(
     federation: Federation, client: int, folder: Path, tell: Callable[[str], None], end: Callable[[], None]
 ) -> ClientApp:
-    """The client of this number as a Flower app. `tell` hears what its owner should know, `end` that all is over."""
+    """Returns the client of this number as a Flower app.
+
+    Args:
+        federation: the federation as this client knows it.
+        client: its number.
+        folder: where its memory is stored.
+        tell: called with what its owner should know.
+        end: called when all is over.
+    """
     app, answer = ClientApp(), answering(federation, client, folder, tell)
     like = federation.experiment.algorithm.init(federation.experiment.problem.init(generator(0, "init")))
     memory = len(like.memory) if federation.experiment.algorithm.correction is not None else 0
@@ -63,8 +71,11 @@ def client_app(
 def answering(
     federation: Federation, client: int, folder: Path, tell: Callable[[str], None] = lambda said: None
 ) -> Answer:
-    """What a client answers. A request is computed once: asked again, the same answer; asked from a round whose answer
-    did not count, from the memory before it. `tell` hears what is for its owner alone."""
+    """Returns the function by which a client answers requests.
+
+    A request is computed once: asked again, it gets the same answer. If the answer of a round did not count, the next
+    request is computed from the memory before it. `tell` hears what is for the client's owner alone.
+    """
     algorithm, plan = federation.experiment.algorithm, federation.plan
     x = federation.experiment.problem.init(generator(0, "init"))
     width, size = algorithm.memory_slots * len(x), algorithm.message_slots * len(x)
@@ -122,8 +133,10 @@ def _refused(request: Request, why: str) -> Reply:
 
 
 def own_data(source: str) -> Examples:
-    """A client's examples: a .npz file with x and y, or what a function returns, module:function or file.py:function.
-    They stay in this process."""
+    """Returns a client's examples, which stay in this process.
+
+    They come from a .npz file with x and y, or from what a function returns, module:function or file.py:function.
+    """
     where, colon, name = source.rpartition(":")
     if not colon or source.endswith(".npz"):
         return read_npz(source).train

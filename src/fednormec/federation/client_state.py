@@ -1,4 +1,4 @@
-"""What a client remembers, on its own disk: Flower's own state does not outlive a process.
+"""Memory of a client, on its own disk: Flower's own state does not outlive a process.
 
 One file per training, replaced as a whole before an answer leaves. It holds the memory after the last round and the one
 before that, because whether the last round counted is for the server to say; and the answer itself, so that whoever
@@ -24,8 +24,17 @@ TENSORS = ("memory", "before", "message")
 
 
 class Kept(NamedTuple):
-    """After `round` the memory is `memory`; it was computed from `before`, the memory after round `base`, for a request
-    with this digest, and answered by `message`, which is as good as `sent` once that is 1."""
+    """Memory of a client after a round, and its answer.
+
+    Attributes:
+        round: the last round.
+        base: the round after which the memory was `before`.
+        sent: 1 once `message` is as good as sent.
+        digest: digest of the request that was answered.
+        memory: the memory after `round`.
+        before: the memory that it was computed from.
+        message: the answer.
+    """
 
     round: int
     base: int
@@ -36,7 +45,7 @@ class Kept(NamedTuple):
     message: Tensor
 
     def after(self, base: int) -> Tensor | None:
-        """The memory after that round, a copy; None if it is not known. Before the first round it is zero."""
+        """Returns a copy of the memory after that round; None if it is not known. Before the first round it is zero."""
         if base == 0 or not self.memory.numel():
             return torch.zeros_like(self.memory)
         known = {self.base: self.before, self.round: self.memory}
@@ -44,7 +53,15 @@ class Kept(NamedTuple):
 
 
 class Store:
-    """The memory of one client in one training. Nothing is there before the first round."""
+    """Store of one client's memory in one training. Nothing is there before the first round.
+
+    Args:
+        folder: where the file is stored.
+        run: name of the training.
+        width: number of numbers in the memory.
+        size: number of numbers in a message.
+        dtype: type of both.
+    """
 
     def __init__(self, folder: Path, run: str, width: int, size: int, dtype: torch.dtype) -> None:
         self.path = folder / f"memory-{run}.safetensors"
@@ -52,7 +69,10 @@ class Store:
         self._empty = Kept(0, 0, 0, "", nothing, nothing, torch.zeros(size, dtype=dtype))
 
     def load(self) -> Kept:
-        """A file that is damaged is not taken for none: the person who owns it decides."""
+        """Returns what is stored; raises UserError if the file is damaged.
+
+        A damaged file is not taken for none: the person who owns it decides.
+        """
         if not self.path.exists():
             return self._empty
         try:
@@ -71,7 +91,7 @@ class Store:
                             "as a client that has lost its memory.") from error  # fmt: skip
 
     def save(self, kept: Kept) -> None:
-        """On the disk when this returns."""
+        """Stores the memory, which is on the disk when this returns."""
         about = {"format": FORMAT, "digest": kept.digest} | {name: str(getattr(kept, name)) for name in COUNTS}
         tensors = {name: getattr(kept, name).contiguous() for name in TENSORS}
         content = save({name: t.clone() for name, t in tensors.items()}, about | {"sha256": _digest(about, tensors)})
@@ -80,13 +100,16 @@ class Store:
 
 
 class Releases:
-    """How many messages of this client have left under one agreement, whatever the server calls its trainings: a file
-    of its own, which stays when a memory is moved away."""
+    """Number of messages of this client that have left under one agreement, whatever the server calls its trainings.
+
+    It is stored in a file of its own, which stays when a memory is moved away.
+    """
 
     def __init__(self, folder: Path, agreed: str) -> None:
         self.path = folder / f"releases-{agreed[:16]}.json"
 
     def count(self) -> int:
+        """Returns the number of messages; raises UserError if the file is damaged."""
         if not self.path.exists():
             return 0
         try:
@@ -98,7 +121,7 @@ class Releases:
         raise UserError(f"{self.path}, which counts what has left this client, is damaged: put a copy of it back.")
 
     def add(self) -> None:
-        """One more, on the disk when this returns."""
+        """Adds one more, which is on the disk when this returns."""
         replace_text(self.path, to_json({"releases": self.count() + 1}) + "\n")
 
 

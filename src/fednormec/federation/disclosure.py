@@ -1,4 +1,4 @@
-"""What a federation's statement says besides: what the network adds to who sees what."""
+"""Disclosures in a federation's statement: what the network adds to who sees what."""
 
 from fednormec.privacy.mechanism import Mechanism, Plan
 from fednormec.privacy.statement import TRUST, state
@@ -20,6 +20,7 @@ INSECURE = "Flower without TLS, on one machine"
 
 
 def besides(mechanism: Mechanism, insecure: bool) -> tuple[tuple[str, str], ...]:
+    """Returns what a federation's statement says besides, by name."""
     return (
         ("transport", INSECURE if insecure else SECURE),
         ("drop-outs", DROP_OUTS[mechanism.trust]),
@@ -28,7 +29,7 @@ def besides(mechanism: Mechanism, insecure: bool) -> tuple[tuple[str, str], ...]
 
 
 def promise(plan: Plan | None) -> str:
-    """What a client is told before it takes part: what all rounds together cost it, and whom it trusts."""
+    """Returns what a client is told before it takes part: what all rounds together cost it, and whom it trusts."""
     if plan is None:
         return "this federation promises nothing: the server sees exact messages"
     return (

@@ -1,4 +1,4 @@
-"""Who is who: a certificate authority for the server's TLS, and a key pair for every client.
+"""Keys of a federation: a certificate authority for the server's TLS, and a key pair for every client.
 
 A client's private key is in OpenSSH format on the curve P-384, as Flower's node authentication wants it.
 """
@@ -27,8 +27,10 @@ Public: TypeAlias = ec.EllipticCurvePublicKey
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
-    """A certificate authority, and a certificate for a server that is called by any of these names or addresses. The
-    authority's key is not kept: it signs once."""
+    """Makes a certificate authority, and a certificate for a server that has any of these names or addresses.
+
+    The authority's key is not kept: it signs once.
+    """
     authority, server = _key(), _key()
     issuer = _name("fednormec federation")
     root = (
@@ -53,13 +55,14 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_client(folder: Path) -> None:
-    """A key pair."""
+    """Makes a key pair."""
     key = _key()
     write_secret(folder / NODE_KEY, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, _PLAIN))
     (folder / NODE_PUBLIC).write_bytes(key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH))
 
 
 def private_key(path: Path) -> Private:
+    """Returns the private key in a file; raises UserError if it cannot be used."""
     try:
         key = form.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -70,6 +73,7 @@ def private_key(path: Path) -> Private:
 
 
 def public_key(path: Path) -> Public:
+    """Returns the public key in a file; raises UserError if it cannot be used."""
     try:
         key = form.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -80,7 +84,7 @@ def public_key(path: Path) -> Public:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A new file that nobody else may read."""
+    """Writes a new file that nobody else may read."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "wb") as out:
         out.write(content)

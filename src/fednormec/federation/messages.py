@@ -1,7 +1,7 @@
-"""What crosses between server and client, as bytes: a vector, and what it belongs to. All that comes from the other
-side is checked here, and what is anything else than it should be is `Refused`.
+"""Requests and replies between server and client, as bytes: a vector, and what it belongs to.
 
-A secure aggregation would have its place here: it sends a masked vector in place of the message.
+All that comes from the other side is checked here, and what is anything else than it should be is `Refused`. A secure
+aggregation would have its place here: it sends a masked vector in place of the message.
 """
 
 import hashlib
@@ -22,16 +22,22 @@ Value = TypeVar("Value", int, str, bytes, bool)
 
 
 class Refused(Exception):
-    """Why a message is not taken."""
+    """Reason why a request or a reply is not taken."""
 
 
 class Request(NamedTuple):
-    """What the server asks of a client in a round.
+    """Request of the server to a client in a round.
 
-    `run` and `agreed` name the training and its settings. `base` is the last round of this client that counts in what
-    the server remembers, 0 if none does: the client goes on from its memory after that round. `sends` says whether it
-    is to send its message or only to move its memory. `nonce` is known to this client alone; its answer repeats it.
-    `memory` is the server's, for methods whose clients need it.
+    Attributes:
+        run: name of the training.
+        agreed: digest of its settings.
+        round: number of the round.
+        base: the last round of this client that counts in what the server remembers, 0 if none does: the client
+            computes from its memory after that round.
+        sends: whether it is to send its message; otherwise it only moves its memory.
+        nonce: known to this client alone; its answer repeats it.
+        x: the model.
+        memory: the server's memory, for methods whose clients need it.
     """
 
     run: str
@@ -45,7 +51,7 @@ class Request(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """That of what is to be computed: whoever asks the same again gets the same answer."""
+        """Digest of what is to be computed: whoever asks the same again gets the same answer."""
         found = hashlib.sha256(f"{self.run}/{self.round}/{self.base}/".encode())
         for vector in (self.x, self.memory):
             found.update(b"" if vector is None else packed(vector))
@@ -53,8 +59,15 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a client answers: `status` is done, or lost (its memory is not that of `base`; it has that of `round`), or
-    refused, with a sentence why."""
+    """Reply of a client to a request.
+
+    Attributes:
+        round: the round that it is of; if the memory was lost, the last round after which the client has one.
+        nonce: the nonce of the request.
+        status: done, lost (its memory is not the one after `base`) or refused.
+        why: a sentence why it was refused.
+        message: the message, if it was to be sent.
+    """
 
     round: int
     nonce: bytes
@@ -64,12 +77,12 @@ class Reply(NamedTuple):
 
 
 def packed(vector: Tensor) -> bytes:
-    """The numbers one after another, little end first."""
+    """Returns the numbers one after another, little end first."""
     return vector.detach().cpu().contiguous().numpy().astype(NUMPY[vector.dtype], copy=False).tobytes()
 
 
 def unpacked(data: bytes, size: int, dtype: torch.dtype, what: str) -> Tensor:
-    """As many finite numbers of this kind as there should be.
+    """Returns as many finite numbers of this kind as there should be; raises Refused for anything else.
 
     >>> unpacked(packed(torch.ones(3)), 3, torch.float32, "the message").tolist()
     [1.0, 1.0, 1.0]
@@ -84,7 +97,10 @@ def unpacked(data: bytes, size: int, dtype: torch.dtype, what: str) -> Tensor:
 
 
 def request_record(request: Request) -> RecordDict:
-    """The vectors apart from what differs between clients: Flower keeps one copy of what is the same for all."""
+    """Returns a request for Flower, its vectors apart from what differs between clients.
+
+    Flower keeps one copy of what is the same for all.
+    """
     about = {name: getattr(request, name) for name in ("run", "agreed", "round", "base", "sends", "nonce")}
     vectors = {"x": request.x} if request.memory is None else {"x": request.x, "memory": request.memory}
     whole = ConfigRecord({name: packed(vector) for name, vector in vectors.items()})
@@ -92,7 +108,14 @@ def request_record(request: Request) -> RecordDict:
 
 
 def read_request(content: RecordDict, size: int, memory: int, dtype: torch.dtype) -> Request:
-    """A request to someone who expects a model of `size` numbers and a server's memory of `memory`, 0 for none."""
+    """Returns the request that was sent; raises Refused if it is none that this client expects.
+
+    Args:
+        content: what came.
+        size: number of numbers in the model.
+        memory: number of numbers in the server's memory, 0 for none.
+        dtype: type of both.
+    """
     about, vectors = _record(content, ABOUT), _record(content, VECTORS)
     return Request(
         _value(about, "run", str), _value(about, "agreed", str), _count(about, "round"), _count(about, "base"),
@@ -103,13 +126,14 @@ def read_request(content: RecordDict, size: int, memory: int, dtype: torch.dtype
 
 
 def reply_record(reply: Reply) -> RecordDict:
+    """Returns a reply for Flower."""
     about = {name: getattr(reply, name) for name in ("round", "nonce", "status", "why")}
     vectors = {} if reply.message is None else {"message": packed(reply.message)}
     return RecordDict({ABOUT: ConfigRecord(about | vectors)})
 
 
 def read_reply(content: RecordDict, size: int, dtype: torch.dtype) -> Reply:
-    """A reply with or without a message of `size` numbers."""
+    """Returns the reply that was sent, with or without a message of `size` numbers; raises Refused if it is none."""
     about = _record(content, ABOUT)
     message = unpacked(_value(about, "message", bytes), size, dtype, "the message") if "message" in about else None
     status, why = _value(about, "status", str), visible(_value(about, "why", str), MOST_TEXT)

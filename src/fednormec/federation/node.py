@@ -1,4 +1,4 @@
-"""The client's end of Flower: it connects out, proves who it is, fetches requests and hands in answers.
+"""Client's end of Flower: it connects out, proves who it is, fetches requests and hands in answers.
 
 It runs the app that it is given, from this machine. A SuperNode of flwr would fetch code from the server and run that:
 then it would be the server that decides whether noise is added here.
@@ -48,7 +48,7 @@ SHORTEST, LONGEST = 0.05, 3.0  # seconds between two looks for work: more and mo
 
 
 class Server(NamedTuple):
-    """Where the server is, and the certificate of the authority that vouches for it (None: without TLS)."""
+    """Address of the server, and the certificate of the authority that vouches for it (None: without TLS)."""
 
     address: str
     authority: bytes | None
@@ -58,8 +58,10 @@ def take_part(
     server: Server, key: Private, app: ClientApp, over: Callable[[], bool], stop: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Answers what the server asks until the training is `over`, or somebody wants to `stop`. A server that is not
-    there is waited for; one that was restarted is joined again."""
+    """Answers what the server asks until the training is `over`, or somebody wants to `stop`.
+
+    A server that is not there is waited for; one that was restarted is joined again.
+    """
     told = False
     while not (over() or stop()):
         try:

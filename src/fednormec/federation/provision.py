@@ -1,4 +1,4 @@
-"""A federation's folder: the settings, the server's certificate, and for each client a folder to hand over."""
+"""Folder of a federation: the settings, the server's certificate, and for each client a folder to hand over."""
 
 import shutil
 from collections.abc import Sequence
@@ -25,14 +25,23 @@ CLIENTS = "clients"
 def make(
     folder: Path, names: Sequence[str], inputs: Sequence[int], classes: int, address: str, config: Path | None
 ) -> Path:
-    """Makes the folder of a new federation; nothing is written over."""
+    """Makes the folder of a new federation; nothing is written over.
+
+    Args:
+        folder: the folder, which must be empty or missing.
+        names: names of the clients.
+        inputs: the shape of one example.
+        classes: number of classes.
+        address: where the server is found, host:port.
+        config: the settings to begin with; by default the package's own.
+    """
     require_names(names)
     host, _ = split_address(address)
     asked = read(config or TEMPLATE)
     own = {"clients": list(names), "inputs": list(inputs), "classes": classes, "address": address}
     asked["federation"] = asked.get("federation", {}) | own
     beside = folder if config is None else config.parent
-    settings = for_server(asked, beside).settings  # says now what does not fit together
+    settings = for_server(asked, beside).settings  # raises UserError now if something does not fit together
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -51,11 +60,18 @@ def make(
 
 
 def add(folder: Path, name: str, key: Path | None = None) -> Path | None:
-    """Puts one more client on the roster, with a key pair made here (its folder is returned) or with the public key of
-    one that it made itself. That is another federation: all need the new federation.toml, and it begins a new run."""
+    """Puts one more client on the roster; returns its folder, or None if it has a key pair already.
+
+    That is another federation: all need the new federation.toml, and it begins a new run.
+
+    Args:
+        folder: folder of the federation.
+        name: name of the client.
+        key: public key of a pair that the client made itself; by default a pair is made here.
+    """
     config = read_federation(folder)
     config["federation"]["clients"] = [*config["federation"]["clients"], name]
-    for_server(config, folder)  # says now what does not fit together
+    for_server(config, folder)  # raises UserError now if something does not fit together
     for path in (folder / CLIENTS / name, folder / KEYS / f"{name}.pub"):
         if path.exists():
             raise UserError(f"{path} is there already: nothing was changed; remove it first.")
@@ -69,7 +85,7 @@ def add(folder: Path, name: str, key: Path | None = None) -> Path | None:
 
 
 def _hand_over(folder: Path, name: str) -> Path:
-    """What a client gets: the settings, the authority, its own key pair. The server keeps the public key."""
+    """Makes what a client gets: the settings, the authority, its own key pair. The server keeps the public key."""
     client = folder / CLIENTS / name
     client.mkdir(parents=True, mode=0o700)
     make_client(client)

@@ -1,4 +1,4 @@
-"""From a folder to a federation: `serve` trains with whoever connects, `join` takes part with one's own data."""
+"""Sessions of a federation: `serve` trains with whoever connects, `join` takes part with one's own data."""
 
 import json
 import secrets
@@ -48,12 +48,23 @@ FACTS, RUN = "federation.json", "run"
 
 
 def tell(said: str) -> None:
+    """Prints a note."""
     note(f"{said}.")
 
 
 class Serving(NamedTuple):
-    """How to serve: the run's folder (default: run, in the federation's), where to listen (default: what the address in
-    federation.toml says), how many clients to wait for before the first round (default: all)."""
+    """Options of `serve`.
+
+    Attributes:
+        out: the run's folder; by default run, in the federation's.
+        host: where to listen; by default what the address in federation.toml says.
+        port: where to listen; by default what the address in federation.toml says.
+        wait_for: number of clients to wait for before the first round; by default all.
+        insecure: whether to do without TLS, on this machine alone.
+        not_private: whether to train though clients are not protected.
+        forget_memories: whether all memories start over when the run resumes.
+        quiet: whether to show no progress.
+    """
 
     out: Path | None = None
     host: str | None = None
@@ -66,14 +77,14 @@ class Serving(NamedTuple):
 
 
 def serve(folder: Path, how: Serving, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Trains with the clients that connect, or goes on where that was interrupted; returns the run's summary."""
+    """Trains with the clients that connect, or resumes a training that was interrupted; returns the run's summary."""
     require_locks()  # now, not after a wait for clients
     federation = for_server(read_federation(folder), folder)
     plan = federation.plan
     require_consent(plan, how.not_private)
     out = how.out or folder / RUN
     if finished(out) is not None:
-        return go_on(out, how.quiet)  # says that it has come to its end
+        return go_on(out, how.quiet)  # notes that it has finished
     if (out / "config.toml").exists() and for_server(read(out / "config.toml"), folder).agreed != federation.agreed:
         raise UserError(f"federation.toml was changed since the run in {out} began: put the old one back, or start "
                         "a new run with --out.")  # fmt: skip
@@ -109,7 +120,17 @@ def join(
     insecure: bool = False,
     not_private: bool = False,
 ) -> None:
-    """Takes part in a federation as the client whose folder this is, with one's own data."""
+    """Takes part in a federation as the client whose folder this is, with one's own data.
+
+    Args:
+        folder: the client's folder.
+        data: where the data are, as in `own_data`.
+        stop: asked whether to stop.
+        name: name of the client; by default the folder's.
+        address: where the server is; by default what federation.toml says.
+        insecure: whether to do without TLS, on this machine alone.
+        not_private: whether to take part though clients are not protected.
+    """
     require_locks()
     name = name or folder.resolve().name
     federation = for_client(read_federation(folder), name, own_data(data))
@@ -132,7 +153,7 @@ def join(
 
 
 def require_consent(plan: Plan | None, not_private: bool) -> None:
-    """Nobody takes part in what protects nobody without saying so."""
+    """Raises UserError if the plan protects nobody, unless `not_private` says that this is wanted."""
     if not_private:
         return
     if plan is None:
@@ -147,7 +168,7 @@ def require_consent(plan: Plan | None, not_private: bool) -> None:
 
 
 def public_key_of(folder: Path, name: str) -> bytes:
-    """As Flower wants it."""
+    """Returns a client's public key as Flower wants it."""
     return public_key_to_bytes(public_key(folder / KEYS / f"{name}.pub"))
 
 
@@ -204,7 +225,7 @@ def _trained(
 
 
 def _training(out: Path) -> str:
-    """The name of this training, by which clients know their memory of it: made once, kept in its folder."""
+    """Returns the name of this training, by which clients know their memory of it: made once, stored in its folder."""
     path = out / FACTS
     if not path.exists():
         replace_text(path, to_json({"training": secrets.token_hex(16)}) + "\n")
@@ -218,7 +239,7 @@ def _training(out: Path) -> str:
 
 
 def _await(link: Link, count: int, stop: Callable[[], bool], quiet: bool, some: Set[int] | None = None) -> None:
-    """Until so many clients are there, of these or of all."""
+    """Waits until `count` clients are there, of `some` or of all; raises KeyboardInterrupt when asked to stop."""
     told, nodes = quiet, {node for client, node in enumerate(link.nodes) if some is None or client in some}
     while len(link.here() & nodes) < count:
         if not told:

@@ -1,4 +1,4 @@
-"""The server's end of Flower: the Fleet API of a SuperLink, with TLS and node authentication, and a Grid on it.
+"""Server's end of Flower: the Fleet API of a SuperLink, with TLS and node authentication, and a Grid on it.
 
 A whole SuperLink of flwr 1.41 serves its Control and Runtime APIs on the same port, and whoever reaches that may
 register keys and start code. Here there is the Fleet API alone, less the paths that register nodes and hand out code:
@@ -62,7 +62,7 @@ Dispatch = Callable[[Request, RequestResponseEndpoint], Awaitable[Response]]
 
 
 class Listen(NamedTuple):
-    """Where the server listens, and the files of its key and certificate (none: without TLS)."""
+    """Address where the server listens, and the files of its key and certificate (none: without TLS)."""
 
     host: str
     port: int
@@ -71,7 +71,7 @@ class Listen(NamedTuple):
 
 
 class Link:
-    """What the server knows of its clients' connections: their nodes, when each was last heard of, and who is new."""
+    """Connections of the clients as the server knows them: their nodes, when each was last heard of, and who is new."""
 
     def __init__(self, public_keys: Sequence[bytes]) -> None:
         objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
@@ -83,7 +83,7 @@ class Link:
         self._lock = threading.Lock()
 
     def activate(self, public_key: bytes) -> int:
-        """A client with a known key takes its place; one that was restarted takes its old one."""
+        """Gives a client with a known key its place, also after a restart; returns its node."""
         node = self.state.get_node_id_by_public_key(public_key)
         if node is None:
             raise FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "this key is not on the roster")
@@ -95,28 +95,29 @@ class Link:
         return int(node)
 
     def see(self, node: int) -> None:
+        """Notes that a node was heard of."""
         with self._lock:
             self._seen[node] = time.monotonic()
 
     def leave(self, node: int) -> None:
-        """Messages can still wait for it."""
+        """Counts a node as gone; messages can still wait for it."""
         with self._lock:
             self._seen.pop(node, None)
 
     def here(self) -> set[int]:
-        """The nodes that were heard of a short while ago."""
+        """Returns the nodes that were heard of a short while ago."""
         with self._lock:
             return {node for node, at in self._seen.items() if time.monotonic() - at < SILENCE}
 
     def newly_joined(self) -> set[int]:
-        """Those that connected since this was last asked: they know nothing of requests from before."""
+        """Returns the nodes that connected since this was last asked: they know nothing of requests from before."""
         with self._lock:
             joined, self._joined = self._joined, set()
             return joined
 
     @contextmanager
     def grid(self) -> Iterator["LinkGrid"]:
-        """A grid for one training."""
+        """Opens a grid for one training."""
         run_id = self.state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
@@ -134,7 +135,7 @@ class Link:
 
 
 class LinkGrid(Grid):
-    """Flower's Grid right on the state behind the Fleet API: no second connection, no token."""
+    """Grid of Flower right on the state behind the Fleet API: no second connection, no token."""
 
     def __init__(self, state: Any, run: Run) -> None:
         self._state, self._run = state, run
@@ -161,11 +162,11 @@ class LinkGrid(Grid):
         return self._state.get_node_info(node_ids=list(self.get_node_ids()))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """The ids under which the messages wait for their nodes, "" for one that cannot."""
+        """Returns the ids under which the messages now wait for their nodes, "" for one that cannot."""
         return [self._push(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that are there in full. One that cannot be read comes with an empty content."""
+        """Returns the replies that are there in full. One that cannot be read comes with an empty content."""
         for reply in self._state.get_message_res(message_ids=set(message_ids), run_id=self._run.run_id):
             self._incomplete[reply.metadata.reply_to_message_id] = reply
         replies = []
@@ -178,7 +179,7 @@ class LinkGrid(Grid):
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """For all that need no more than that."""
+        """Sends messages and returns their replies, for all that need no more than that."""
         waiting, end = set(self.push_messages(messages)) - {""}, time.monotonic() + (timeout or 0.0)
         replies: list[Message] = []
         while waiting and (timeout is None or time.monotonic() < end):
@@ -189,7 +190,7 @@ class LinkGrid(Grid):
         return replies
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Requests that nobody need answer any more, and what has come of their replies."""
+        """Drops requests that nobody need answer any more, and what has come of their replies."""
         for message_id in list(message_ids):
             self._requests.pop(message_id, None)
             self._state.delete_messages(message_ins_ids={message_id})
@@ -199,7 +200,7 @@ class LinkGrid(Grid):
                 self._state.object_store.delete(reply.metadata.message_id)
 
     def was_fetched(self, message_id: str) -> bool:
-        """Whether the client has taken a request to work on it."""
+        """Returns whether the client has taken a request to work on it."""
         return bool(self._requests[message_id].metadata.delivered_at)
 
     def _push(self, message: Message) -> str:
@@ -217,7 +218,7 @@ class LinkGrid(Grid):
         return str(bare.metadata.message_id)
 
     def _content(self, reply: Message) -> RecordDict | None:
-        """What a reply says, nothing if it cannot be read; None as long as parts of it are missing."""
+        """Returns what a reply says, an empty record if it cannot be read; None as long as parts of it are missing."""
         key, store = reply.metadata.message_id, self._state.object_store
         try:
             ids = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(key))]
@@ -263,7 +264,10 @@ def asked(
 
 @contextmanager
 def listening(link: Link, where: Listen, vectors: int) -> Iterator[None]:
-    """The Fleet API, in a thread of its own. A request is no longer than twice so many bytes, and a little."""
+    """Serves the Fleet API in a thread of its own, until the context ends.
+
+    A request is no longer than twice `vectors` bytes, and a little.
+    """
     config = uvicorn.Config(
         fleet(link, 2 * vectors + ENVELOPE), host=where.host, port=where.port, ssl_keyfile=where.key,
         ssl_certfile=where.certificate, log_level="critical", access_log=False, lifespan="off", ws="none",
@@ -284,7 +288,7 @@ def listening(link: Link, where: Listen, vectors: int) -> Iterator[None]:
 
 
 def fleet(link: Link, most: int) -> FastAPI:
-    """The Fleet API for the clients on the roster, and nothing else."""
+    """Returns the Fleet API for the clients on the roster, and nothing else."""
     app = FastAPI(
         docs_url=None, redoc_url=None, openapi_url=None,
         middleware=[
@@ -313,7 +317,7 @@ def fleet(link: Link, most: int) -> FastAPI:
 
 
 def _gate(most: int) -> Dispatch:
-    """Only what a client needs, and not too much of it."""
+    """Lets only pass what a client needs, and no more than `most` bytes of it."""
 
     async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
         if request.url.path not in OPEN:
@@ -327,7 +331,7 @@ def _gate(most: int) -> Dispatch:
 
 
 def _watch(link: Link) -> Dispatch:
-    """A client that asks for work is there. Its key was checked before."""
+    """Notes that a client that asks for work is there. Its key was checked before."""
 
     async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
         asked_for = getattr(request.state, "protobuf_request", None)

@@ -1,4 +1,4 @@
-"""The server's side of a federation's round: who is asked, what is taken, what counts."""
+"""Server's side of a federation's round: who is asked, what is taken, what counts."""
 
 import math
 import secrets
@@ -23,12 +23,20 @@ from fednormec.privacy.mechanism import Mechanism
 Ask = Callable[[Mapping[int, Request]], Mapping[int, Reply | Refused]]
 Tell = Callable[[str], None]
 Wait = Callable[[Set[int]], None]
-UNLUCKY = 1e-15  # how likely an honest noisy message is refused for its length
+UNLUCKY = 1e-15  # probability that an honest noisy message is refused for its length
 
 
 class Wire(NamedTuple):
-    """A place: clients that `ask` reaches. It sends each its request and returns what was answered in time. `run` is
-    asked for the name of the training when it begins. `wait` returns when one of these clients is there."""
+    """Place where the clients that `ask` reaches compute.
+
+    Args:
+        names: names of the clients.
+        run: called for the name of the training when it begins.
+        agreed: digest of what all must agree on.
+        ask: sends each client its request and returns what was answered in time.
+        tell: called with what the server's operator should know.
+        wait: returns when one of these clients is there.
+    """
 
     names: tuple[str, ...]
     run: Callable[[], str]
@@ -38,19 +46,23 @@ class Wire(NamedTuple):
     wait: Wait = lambda some: None
 
     def check(self, job: Job) -> None:
-        """Raises UserError if the roster is not that of the job."""
+        """Raises UserError if the federation has another number of clients than the job."""
         if len(self.names) != job.problem.num_clients:
             raise UserError(f"the federation has {len(self.names)} clients, not {job.problem.num_clients}.")
 
     @contextmanager
     def clients(self, job: Job) -> Iterator[Clients]:
+        """Opens the clients of a job."""
         yield _Remote(self, self.run(), job)
 
 
 class _Remote:
-    """All clients of a federation. What is remembered of each here is the last round of it that counts: in which the
-    server took its message, or heard that its memory moved. A client goes on from its memory after that round, so that
-    an answer that was late, lost or refused leaves nothing behind on either side."""
+    """Clients of a federation.
+
+    What is remembered of each here is the last round of it that counts: in which the server took its message, or heard
+    that its memory moved. A client computes from its memory after that round, so that an answer that was late, lost or
+    refused leaves nothing behind on either side.
+    """
 
     def __init__(self, wire: Wire, run: str, job: Job) -> None:
         self._wire, self._run, self._algorithm, self._size = wire, run, job.algorithm, job.message_width
@@ -62,7 +74,7 @@ class _Remote:
         self._told: set[tuple[int, str]] = set()
 
     def ready(self) -> None:
-        """When one client is there that can take part: a round without any would be paid for in vain."""
+        """Returns when one client is there that can take part: a round without any would be paid for in vain."""
         if len(self._aside) == len(self._wire.names):
             raise UserError("no client has the memory that the server counts on: serve with --forget-memories to let "
                             "all memories start over.")  # fmt: skip
@@ -102,9 +114,11 @@ class _Remote:
         return Request(self._run, self._wire.agreed, round, base, sends, secrets.token_bytes(16), server.x, memory)
 
     def _lost(self, client: int, reply: Reply | Refused, request: Request) -> bool:
-        """A client without the memory that its last counted round left cannot go on from it: what it would send from
-        zero would come on top of what it sent before. It is set aside, and what it sent before stays, as of one that is
-        gone."""
+        """Returns whether the client has lost the memory that its last counted round left; it is then set aside.
+
+        What it would send from zero would come on top of what it sent before. What it sent before stays, as of one that
+        is gone.
+        """
         if isinstance(reply, Refused) or reply.status != LOST or reply.nonce != request.nonce:
             return False
         self._aside.add(client)
@@ -123,7 +137,7 @@ class _Remote:
 
 
 def taken(reply: Reply | Refused, request: Request, size: int, longest: float) -> Tensor | None:
-    """The message, if it is one that can be added; None where none was asked for."""
+    """Returns the message, or None if none was asked for; raises Refused if it is none that can be added."""
     if isinstance(reply, Refused):
         raise reply
     if reply.status == REFUSED:
@@ -145,8 +159,11 @@ def taken(reply: Reply | Refused, request: Request, size: int, longest: float) -
 
 
 def longest(radius: float, size: int, noise: Mechanism | None) -> float:
-    """How long a message can be: the radius; with a client's own noise in it, what an honest one exceeds with
-    probability 1e-15 (the norm of n standard normal numbers is above √n + t with probability e^(-t²/2) at most)."""
+    """Returns how long a message can be: the radius, or more with a client's own noise in it.
+
+    That is what an honest message with noise exceeds with probability 1e-15 (the norm of n standard normal numbers is
+    above √n + t with probability e^(-t²/2) at most).
+    """
     if noise is None:
         return radius
     scale = noise.noise_std * radius * (1 + noise.rounding)
