@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fednormec.problems.models import _Block
+from fednormec.problems.models import ResidualBlock
 
 Trace = tuple[tuple[Any, ...], ...]
 
 KNOWN = (
     nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU,
     nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
-    _Block,
+    ResidualBlock,
 )  # fmt: skip
 ELEMENTWISE = (
     "abs add addcmul addcdiv bitwise_and bitwise_not bitwise_or celu clamp clamp_max clamp_min clip clone contiguous "

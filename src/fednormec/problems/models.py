@@ -105,7 +105,7 @@ def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") 
     before = 16
     for channels in (16, 32, 64):
         for _ in range(3):
-            layers.append(_Block(before, channels, norms))
+            layers.append(ResidualBlock(before, channels, norms))
             before = channels
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, _check_classes(num_classes)))
 
@@ -133,7 +133,7 @@ def reset(module: nn.Module, rng: np.random.Generator) -> None:
                 parameter.fill_(1.0 if name == "weight" else 0.0)
 
 
-class _Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block: relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))).
 
     The first convolution halves where the width doubles.

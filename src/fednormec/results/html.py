@@ -32,7 +32,7 @@ def _swatch(one: Look) -> str:
     )
 
 
-def tile(name: str, value: object, about: object = "", kind: str = "") -> str:
+def card(name: str, value: object, about: object = "", kind: str = "") -> str:
     """Returns a box with a name, a value in bold and small words about it; `kind` is its CSS class."""
     small = f"<small>{marked(about)}</small>" if about else ""
     return f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd><b>{escape(value)}</b>{small}</dd></div>'

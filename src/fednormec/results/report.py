@@ -42,6 +42,7 @@ from fednormec.results.curves import (
 )
 from fednormec.results.groups import Group, differing, grouped
 from fednormec.results.html import (
+    card,
     counted,
     escape,
     folded_table,
@@ -49,7 +50,6 @@ from fednormec.results.html import (
     marked,
     plain_table,
     pre,
-    tile,
     word_table,
 )
 from fednormec.results.reading import NO_PRIVACY, PRIVATE, SAME_RUN, UNKNOWN, Run, number, settings
@@ -157,33 +157,33 @@ def _tiles(groups: Sequence[Group]) -> str:
     of = f"of {group.label}" * (len(groups) > 1)
     of += f", the best of {len(rivals)}{kind}" if winner(groups) and len(rivals) > 1 else ""
     about = "; ".join(filter(None, (of, about, so_far)))
-    tiles = [tile(title(decisive, groups), figure(decisive, found), about, "first")]
+    tiles = [card(title(decisive, groups), figure(decisive, found), about, "first")]
     tiles.append(_spent_tile(group))
     if (other := reference(groups)) is not None:
         tiles.append(
-            tile("without privacy, for reference", figure(decisive, other.final(decisive)), f"of {other.label}")
+            card("without privacy, for reference", figure(decisive, other.final(decisive)), f"of {other.label}")
         )
     facts = run.said | {"clients": run.clients}
     asked = run.config.get("privacy", {})
     if asked:
         trust, adjacency = (facts.get(key, asked.get(key, "–")) for key in ("trust", "adjacency"))
-        tiles.append(tile("trust", trust, f"neighbours: {adjacency}"))
+        tiles.append(card("trust", trust, f"neighbours: {adjacency}"))
     low, high = group.rounds
-    tiles.append(tile("rounds", f"{high}" if low == high else f"{low} to {high}", group.status))
+    tiles.append(card("rounds", f"{high}" if low == high else f"{low} to {high}", group.status))
     for key, name in (("clients", "clients"), ("parameters", "parameters")):
         if (value := number(facts.get(key))) is not None:
-            tiles.append(tile(name, f"{value:,.0f}", facts.get("participation", "") if key == "clients" else ""))
+            tiles.append(card(name, f"{value:,.0f}", facts.get("participation", "") if key == "clients" else ""))
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
 def _spent_tile(group: Group) -> str:
     if group.protection == NOT_PRIVATE:
-        return tile("privacy", NOT_PRIVATE, f"true ε ≤ {spent(group)}", "wide alarm")
+        return card("privacy", NOT_PRIVATE, f"true ε ≤ {spent(group)}", "wide alarm")
     if group.protection != PRIVATE:
-        return tile("privacy", group.protection.removeprefix("privacy "), WITHOUT[group.protection], "wide")
+        return card("privacy", group.protection.removeprefix("privacy "), WITHOUT[group.protection], "wide")
     value = spent(group)
     at = "" if group.delta is None else f"at δ = {group.delta:g}, for each client, of one run"
-    return tile("privacy", f"ε ≤ {value}" if group.epsilon is not None else value, at, "wide")
+    return card("privacy", f"ε ≤ {value}" if group.epsilon is not None else value, at, "wide")
 
 
 def _comparison(groups: Sequence[Group]) -> str:

@@ -3,9 +3,8 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.schema import Config, read
@@ -30,6 +29,7 @@ from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement, state
 from fednormec.runs.checkpoint import Checkpoint, Checkpoints, tidy
 from fednormec.runs.folder import RunFolder, default_path
+from fednormec.runs.guarantee import against_guarantee, by_plan, measures
 from fednormec.runs.progress import progress, sparkline
 from fednormec.runs.records import Summary, Tally, finished
 from fednormec.runs.resume import (
@@ -104,7 +104,7 @@ def perform(
     if tensorboard:
         require_tensorboard()
     with profiled() if profile else nullcontext() as looking:
-        config, known = _by_plan(config) if plan else (config, None)
+        config, known = by_plan(config) if plan else (config, None)
         with stage("data"):
             experiment = with_workers(site.assemble(config), workers)
         if plan:
@@ -134,7 +134,7 @@ def go_on(
 ) -> Summary:
     """Resumes the run in this folder after its newest intact checkpoint; of a finished run, returns the summary again.
 
-    The bits are the same as if the run had never been interrupted.
+    The bits are the same as if the run had never been interrupted, secure noise excepted.
 
     Args:
         path: the folder.
@@ -228,8 +228,8 @@ def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
         watch.close(ended)
     statement = _statement(run, ended)
     summary = summarize(experiment, tally, folder.path, ended, statement)
-    if ended is None and _measures(experiment) is not None:
-        summary["guarantee"] = _guarantee(run, tally)
+    if ended is None and measures(experiment) is not None:
+        summary["guarantee"] = against_guarantee(experiment, folder, tally.evaluated, run.known, run.by_plan)
     summary |= {"not_private": [*sorted(tally.private), "left_out"], "left_out": tally.left_out}
     with stage("disk"):
         folder.finish(experiment.problem.named(x), summary, statement)
@@ -254,7 +254,7 @@ def _in_order(run: _Run, rounds: Iterator[Round], watch: Watch) -> str | None:
 
     Observers hear of a round once it is on record; nothing rests on them.
     """
-    measure, checkpoints = _measures(run.experiment), _checkpoints(run.experiment, run.folder)
+    measure, checkpoints = measures(run.experiment), _checkpoints(run.experiment, run.folder)
     try:
         for r in rounds:
             with stage("evaluation"):
@@ -302,14 +302,6 @@ def _observers(
 def _checkpoints(experiment: Experiment, folder: RunFolder) -> Checkpoints:
     seconds = experiment.run.checkpoint_seconds
     return Checkpoints(folder.path, folder.config_digest, checkpoint_rounds(experiment), seconds)
-
-
-def _by_plan(config: Config) -> tuple[Config, "Constants"]:
-    """Returns the config with the settings that the theory recommends, and the constants that they follow from."""
-    from fednormec.theory.answer import answer, with_plan
-
-    advised = answer(config)
-    return with_plan(config, advised), advised.question.constants
 
 
 @contextmanager
@@ -363,50 +355,3 @@ def _with_texts(summary: Summary, folder: RunFolder) -> Summary:
     statement = text.read_text(encoding="utf-8").rstrip("\n") if text.is_file() else None
     curve = sparkline(Tally(folder.readable()).curve)
     return Summary(summary | {"out": str(folder.path), "curve": curve, "statement": statement})
-
-
-def _measures(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
-    """Returns what measures the theory's invariants after a round; None unless the problem's constants are known."""
-    from fednormec.theory.setting import knows_constants
-    from fednormec.theory.watch import can_measure, measure
-
-    known = knows_constants(experiment.problem) or "constants" in experiment.config
-    if not (known and can_measure(experiment.algorithm)):
-        return None
-    return lambda r: measure(experiment.problem, experiment.algorithm, r, experiment.run.seed)._asdict()
-
-
-def _guarantee(run: _Run, tally: Tally) -> dict[str, Any]:
-    """Compares what was measured with what is guaranteed: a picture, a file, and the gist for the summary.
-
-    A theorem speaks of the models before each round, so that the last one does not count.
-    """
-    from fednormec.theory.plots import measured_against_guaranteed
-    from fednormec.theory.question import promise_of
-    from fednormec.theory.watch import gradient_norms
-
-    experiment, folder, records = run.experiment, run.folder, tally.evaluated
-    x0 = experiment.problem.init(generator(experiment.run.seed, "init"))
-    at_start = gradient_norms(experiment.problem, x0)[0]
-    picture = folder.path / "guarantee.png"
-    try:
-        promise, from_data = promise_of(experiment, run.known)
-    except UserError as error:
-        measured_against_guaranteed(None, records, at_start, picture)
-        return {"covered": False, "why_not": str(error)}
-    before_last = [line.apart["gradient_norm"] for line in records if line["round"] < promise.settings.rounds]
-    facts = promise.facts()
-    gist = {
-        "covered": True,
-        "bound": facts["bound"],
-        "vacuous": facts["vacuous"],
-        "bound_round_by_round": facts["round_by_round"]["bound"],
-        "measured": min([at_start, *before_last]),
-        "models_measured": 1 + len(before_last),
-        "planned": run.by_plan,
-        "not_private": True,
-    }
-    whole = {"constants": asdict(promise.constants), "constants_from_data": from_data}
-    folder.note("guarantee", gist | whole | facts | {"settings": asdict(promise.settings) | facts["settings"]})
-    measured_against_guaranteed(promise, records, at_start, picture)
-    return gist
