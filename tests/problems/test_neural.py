@@ -58,18 +58,6 @@ def test_gradients_are_those_of_torch(name, vectorize, sizes):
     assert torch.allclose(problem.grad(rows, ids), own, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("vectorize", ["layers", "vmap", "loop"])
-def test_mini_batches_with_padding(vectorize):
-    module, data = MODELS["mlp"](), clients(UNEQUAL)
-    problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize=vectorize)
-    chosen = np.array([[4, 0, -1], [1, -1, -1], [8, 3, 3]])
-    rows = problem.grad(problem.init(np.random.default_rng(0)), np.array([0, 1, 2]), chosen)
-    for row, i, examples in zip(rows, (0, 1, 2), chosen, strict=True):
-        x, y = data[i]
-        kept = examples[examples >= 0]
-        assert torch.allclose(row, one_client_gradient(module, x[kept], y[kept]), rtol=1e-9, atol=1e-12)
-
-
 def test_the_way_is_chosen_by_the_model_and_the_sizes(monkeypatch):
     monkeypatch.setattr(neural, "ACTIVATIONS_TOGETHER", 1)  # as if images were large
     for name, model in MODELS.items():
@@ -263,17 +251,14 @@ def test_regression_with_own_loss_and_real_targets():
     assert set(result.history[-1]) == {"round", "test_loss", "not_private"}  # no accuracy without classes
 
 
-def test_every_client_weighs_the_same_in_the_training_loss():
+def test_public_figures_are_those_of_the_test_set():
     module, data = MODELS["mlp"](), clients(UNEQUAL)
+    twin, (x, y) = copy.deepcopy(module).double().requires_grad_(False), (torch.as_tensor(part) for part in data[0])
     for vectorize in ("layers", "vmap", "loop"):
         problem = fn.NeuralProblem(module, data, data[0], dtype=torch.float64, vectorize=vectorize)
-        metrics = problem.evaluate(problem.init(np.random.default_rng(0)))
-        twin = copy.deepcopy(module).double().requires_grad_(False)
-        losses = [float(cross_entropy(twin(torch.as_tensor(x)), torch.as_tensor(y)).mean()) for x, y in data]
-        assert metrics.not_private["train_loss"] == pytest.approx(np.mean(losses), rel=1e-12)
-        assert metrics.public["test_loss"] == pytest.approx(losses[0], rel=1e-12)
-        outputs = twin(torch.as_tensor(data[0][0]))
-        assert metrics.public["test_accuracy"] == (outputs.argmax(1).numpy() == data[0][1]).mean()
+        public = problem.evaluate(problem.init(np.random.default_rng(0))).public
+        assert public["test_loss"] == pytest.approx(float(cross_entropy(twin(x), y).mean()), rel=1e-12)
+        assert public["test_accuracy"] == (twin(x).argmax(1) == y).double().mean()
 
 
 @pytest.mark.parametrize("local", [fn.gd(0.1), fn.sgd(0.1, 2, 4), fn.ig(0.1, 3)], ids=lambda local: local.name)
@@ -373,3 +358,12 @@ def test_what_does_not_fit_is_said_at_once(arguments, sentence):
     settings = {"module": MODELS["mlp"](), "clients": clients(EQUAL), **arguments}
     with pytest.raises(fn.UserError, match=sentence):
         fn.NeuralProblem(settings.pop("module"), settings.pop("clients"), **settings)
+
+
+def test_a_part_holds_its_own_clients_examples_alone_at_like_addresses():
+    """Where rows begin in memory decides how they are added up: the bits are those of the whole."""
+    problem = fn.NeuralProblem(MODELS["mlp"](), clients([8, 8, 3, 9, 8, 2, 8, 5]), tile=2)
+    for first, last in ((0, 8), (2, 5), (5, 8), (7, 8)):
+        part = problem.part(first, last)
+        assert len(part._x) == part.client_sizes.sum() == problem.client_sizes[first:last].sum()
+        assert part._x.data_ptr() % 64 == (problem._x[int(problem._starts[first]) :]).data_ptr() % 64
