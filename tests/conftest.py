@@ -1,4 +1,5 @@
-"""What the tests share: one arithmetic thread (on a shared machine two wait for each other), and the command line."""
+"""What all tests have: one arithmetic thread (on a shared machine two wait for each other), data that are read once, and
+the command and the cells of a sweep in this process."""
 
 import os
 import sys
@@ -10,9 +11,11 @@ import pytest
 import torch
 from command import Command, Said
 from hypothesis import settings
+from sweep_cells import serially
 
 from fednormec.cli.main import main
 from fednormec.config import datasets
+from fednormec.sweeps import pool
 
 torch.set_num_threads(1)
 settings.register_profile("repeatable", derandomize=True)
@@ -24,6 +27,12 @@ def _digits_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "digits", cache(datasets.digits))
         yield
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of a sweep run in this process, one after another: for all that is not about processes."""
+    monkeypatch.setattr(pool, "_work_off", serially)
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_the_rates_page_says_what_was_measured() -> None:
 
 
 def test_private_at_scale_tunes_with_one_seed_and_judges_with_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The quick version through the real runs: every ε is kept to, and the table is what the runs' folders say."""
     monkeypatch.setattr("sys.argv", ["x", "--quick", "--quiet", "--runs", f"{tmp_path}/runs", "--out", f"{tmp_path}"])

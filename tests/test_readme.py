@@ -1,15 +1,8 @@
 """The README's example and commands do what it says; the examples run."""
 
-import os
 import re
-import secrets
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from subprocess import PIPE
 
 import guarantee
 import literal
@@ -18,11 +11,11 @@ import observers
 import own_model_and_data
 import pytest
 import quickstart
+from command import Command
 from paths import ROOT
 
 from fednormec.algorithms.methods import METHODS
 from fednormec.data.images import IMAGE_SETS
-from fednormec.engine.ray_cluster import ONLY_THIS_MACHINE
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", README, re.S) for kind in ("sh", "python", "text")}
@@ -55,65 +48,33 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_run(command, folder):
+def test_the_commands_run(fednormec_: Command, here, monkeypatch, command, folder):
+    """In this process and one after another, as some go on with what others left."""
+    monkeypatch.chdir(folder)
     program, _, target = command.partition(" > ")
     words = shlex.split(program)
     assert words[0] == "fednormec"
     own_rounds = "run.rounds" in command or "--resume" in command or command == "fednormec run"
     if words[1] == "run" and not own_rounds:
         words += ["--set", "run.rounds=3"]
-    done = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = fednormec_(*words[1:])
+    assert done.code == 0, done.err
     if target:
-        (folder / target).write_text(done.stdout)
+        (folder / target).write_text(done.out)
     if command == "fednormec run":
-        assert_looks_like(done.stdout, BLOCKS["text"][0])
+        assert_looks_like(done.out, BLOCKS["text"][0])
 
 
 @pytest.mark.parametrize("command", [line.partition("#")[0].strip() for line in BLOCKS["sh"][2].splitlines()])
-def test_the_commands_on_real_data_run(command, tmp_path):
+def test_the_commands_on_real_data_run(fednormec_: Command, here, command):
     """Where the data were fetched before: nothing is downloaded here. The figures are cut to one with one round."""
     missing = [name for name, images in IMAGE_SETS.items() if not images.path.exists()]
     if missing:
         pytest.skip(f"{', '.join(missing)} not fetched: fednormec data fetch {missing[0]}")
     words = shlex.split(command.replace("reproduce all", "reproduce figure4 --rounds 1 --seed 1"))
     words = [word.replace("run.rounds=30", "run.rounds=3") for word in words]
-    done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_commands_on_ray_run(tmp_path):
-    """With a cluster on this machine in the place of the one that the README assumes."""
-    commands = [line.partition("#")[0].strip() for line in BLOCKS["sh"][3].splitlines()]
-    assert len(commands) == 3
-    tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # none in the user's home
-    with on_a_cluster(os.environ | tokens | ONLY_THIS_MACHINE, tmp_path) as (address, env):
-        for command in commands:
-            words = shlex.split(command.replace("10.0.0.1:6379", address))
-            words += ["--set", "run.rounds=3"] if "--resume" not in words else []
-            done = subprocess.run(
-                [sys.executable, "-m", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-            )
-            assert done.returncode == 0, done.stderr
-    near, far = (tmp_path / "runs" / name / "metrics.jsonl" for name in ("quickstart-1", "far"))
-    assert near.read_bytes() == far.read_bytes()
-
-
-@contextmanager
-def on_a_cluster(env: dict[str, str], folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """A Ray cluster of another process, which ends with its input."""
-    code = (
-        "import ray; ray.init(address='local', num_cpus=2, include_dashboard=False, log_to_driver=False, "
-        "logging_level='error'); print(ray.get_runtime_context().gcs_address, flush=True); input()"
-    )
-    started = [sys.executable, "-c", code]
-    with subprocess.Popen(started, cwd=folder, env=env, stdin=PIPE, stdout=PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield process.stdout.readline().strip(), env
-        finally:
-            process.stdin.write("\n")
-            process.stdin.close()
+    done = fednormec_(*words[1:])
+    assert done.code == 0, done.err
 
 
 def assert_looks_like(printed: str, promised: str) -> None:

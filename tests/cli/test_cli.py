@@ -64,11 +64,6 @@ def files(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def separately(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    return subprocess.run([sys.executable, "-m", "fednormec", *arguments], capture_output=True, text=True)
-
-
 # mistakes in settings
 
 
@@ -425,15 +420,6 @@ def test_an_output_folder_that_cannot_be_written_is_refused(refused: Refused, tm
 # a process of its own
 
 
-@pytest.mark.parametrize("overrides", ["method.betta=1", "data.source=nowhere.npz"])
-def test_a_mistake_in_a_process_of_its_own(tmp_path: Path, overrides: str) -> None:
-    done = separately("run", *sets(*overrides.split()), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    sentence(done.stderr)
-    assert not files(tmp_path)
-
-
 WITHOUT_TORCH = """
 import sys
 from fednormec.cli.main import main
@@ -495,38 +481,6 @@ def test_a_terminal_without_greek_letters_is_no_trouble(monkeypatch: pytest.Monk
         main()
     assert end.value.code == 0
     assert rb"Fed-\u03b1-NormEC" in written.getvalue()
-
-
-def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
-    """80 columns are enough for everything it shows; stdout stays clean for a script."""
-    pty, termios, fcntl = (pytest.importorskip(name) for name in ("pty", "termios", "fcntl"))
-    terminal, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, b"\x18\x00\x50\x00" + bytes(4))  # 24 rows, 80 columns
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "CI")}
-    overrides = sets("run.rounds=12", "model.name=linear", "method.server_step=0.1")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fednormec", "run", "--json", *overrides, "--out", str(tmp_path / "out")],
-        stdout=subprocess.PIPE, stderr=end, env=environment | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    os.close(end)
-    shown = b""
-    while piece := read_terminal(terminal):
-        shown += piece
-    os.close(terminal)
-    out, _ = process.communicate()
-    assert process.returncode == 0
-    assert strictly(out.decode())["rounds"] == 12
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    last = text.strip().split("\r")[-1].strip()
-    pace = r"[\d.]+ (?:rounds/s|s/round)"
-    assert re.fullmatch(rf"round 12/12 ━+ {pace} ETA \d+:\d+ accuracy [\d.]+%  test loss [\d.]+ ε [\d.]+", last)
-
-
-def read_terminal(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # how Linux says that nobody is at the other end any more
-        return b""
 
 
 # what a run prints

@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -42,15 +38,6 @@ def close(found, expected, tolerance, size=0.0):
     """Relative to the largest, or to the size of what cancelled."""
     size = max(float(expected.abs().max()), float(size), 1e-30)
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * size)
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_where_there_is_a_compiler_they_are_compiled():
-    code = "from fednormec.core import kernels; print(kernels.library() is not None)"
-    for setting, expected in (("1", "True"), ("0", "False")):
-        env = os.environ | {"FEDNORMEC_KERNELS": setting}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-        assert done.stdout.strip() == expected, done.stderr
 
 
 @compiled

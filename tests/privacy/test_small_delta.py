@@ -1,6 +1,6 @@
 """The tight accountant at a δ down to 1e-15: between the truth and 0.2 % above it, for every trust model.
 
-The truth is computed in mpmath by tests/exact_privacy.py, which shares nothing with the accountant: no grid, no
+The truth is computed in mpmath by tests/support/exact_privacy.py, which shares nothing with the accountant: no grid, no
 Fourier transform of probabilities, no code.
 """
 

@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clock import Clock
 from command import Command, sentence, sets
+from example_runs import SAME, interrupted, same, stopping, whole
 from paths import PLAIN
 from safetensors.torch import load_file
 
@@ -32,26 +31,6 @@ from fednormec.runs.runner import go_on, perform
 QUICK = fn.random_quadratic(7, 5, parts=3, seed=0)
 SMALL = ("model.name=linear", "data.clients=6", "run.rounds=12", "run.checkpoint_rounds=3")
 PRIVATE = (*SMALL, "privacy.noise_std=2")
-SAME = ("metrics.jsonl", "model.safetensors", "ledger.jsonl", "privacy.txt")
-
-
-def stopping(after: int) -> Any:
-    """Asks to stop after so many rounds."""
-    asked = iter(range(1, 10**6))
-    return lambda: next(asked) >= after
-
-
-def interrupted(out: Path, *overrides: str, after: int = 8) -> None:
-    with pytest.raises(Stopped, match=f"stopped after round {after}. To go on: fednormec run --resume "):
-        perform(read(PLAIN, overrides), "test", out, quiet=True, stop=stopping(after))
-
-
-def whole(out: Path, *overrides: str) -> dict[str, Any]:
-    return perform(read(PLAIN, overrides), "test", out, quiet=True)
-
-
-def same(first: Path, second: Path, names: tuple[str, ...] = SAME) -> bool:
-    return all((first / name).read_bytes() == (second / name).read_bytes() for name in names if (first / name).exists())
 
 
 def flat_statement(out: Path) -> str:
@@ -427,28 +406,30 @@ def test_the_clock_may_go_backwards(tmp_path, monkeypatch):
     assert resumed[0]["after_round"] == 8
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_checkpoints_by_time(tmp_path, seconds):
-    rounds = ("model.name=linear", "data.clients=6", "run.rounds=100")
-    written = 0
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, [*range(1, 20)]), (5.0, [5, 10, 15])])
+def test_checkpoints_by_time(tmp_path, monkeypatch, seconds, rounds):
+    """A round takes a second; the last needs none, as the run is at its end."""
+    clock, written = Clock(), []
+    monkeypatch.setattr(checkpoints, "time", clock)
+    save = checkpoints.save
 
-    def count(r: fn.Round, record: fn.Record) -> None:
-        nonlocal written
-        written += checkpoints.path_in(tmp_path / "out", r.number - 1).exists()
-        time.sleep(0.002)
+    def noted(path, r, *rest):
+        written.append(r.number)
+        save(path, r, *rest)
 
-    config = read(PLAIN, [*rounds, f"run.checkpoint_seconds={seconds}"])
-    began = time.monotonic()
-    perform(config, "test", tmp_path / "out", quiet=True, observers=[fn.Observer(count)])
-    took = time.monotonic() - began
-    assert written == 99 if seconds == 0 else 1 <= written <= took / seconds
+    monkeypatch.setattr(checkpoints, "save", noted)
+    whole(tmp_path / "out", "model.name=linear", "data.clients=6", "run.rounds=20", f"run.checkpoint_seconds={seconds}",
+          observers=[fn.Observer(lambda r, record: clock.advance(1.0))])  # fmt: skip
+    assert written == rounds
 
 
-def test_by_default_a_kill_costs_half_a_minute():
-    assert RunSettings().checkpoint_seconds <= 30
-    due = checkpoints.Checkpoints(Path(), "", None, 0.05)
+def test_by_default_a_kill_costs_half_a_minute(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(checkpoints, "time", clock)
+    due = checkpoints.Checkpoints(Path(), "", None, RunSettings().checkpoint_seconds)
+    clock.advance(0.1)
     assert not due.due(1)
-    time.sleep(0.06)
+    clock.advance(30.0)
     assert due.due(1)
 
 
@@ -457,158 +438,6 @@ def test_by_default_a_kill_costs_half_a_minute():
 )
 def test_impossible_intervals_are_said(fednormec_: Command, setting):
     assert sentence(fednormec_("run", PLAIN, *sets(setting)).err).startswith("checkpoint_")
-
-
-# processes
-
-
-def command(*arguments: str) -> "subprocess.Popen[str]":
-    line = [sys.executable, "-m", "fednormec", "run", *arguments]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def under_way(out: Path, rounds: int = 2, seconds: float = 60) -> None:
-    """Returns when a run has come so far."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_bytes().count(b"\n") >= rounds:
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not begin")
-
-
-SLOW = ("data.clients=20", "model.name=mlp", "run.rounds=4000", "local.steps=3", "run.evaluate_every=4000")
-
-
-def test_a_second_process_is_refused_and_ctrl_c_keeps_the_round(tmp_path):
-    with command(str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*SLOW)) as first:
-        under_way(tmp_path / "out")
-        with command("--resume", str(tmp_path / "out")) as second:
-            assert second.communicate(timeout=60)[1] == (
-                f"fednormec: another process is at work in {tmp_path / 'out'}: wait for its end.\n"
-            )
-            assert second.returncode == 2
-        assert first.poll() is None
-        first.send_signal(signal.SIGINT)
-        out, err = first.communicate(timeout=60)
-    assert first.returncode == 130
-    assert out == ""
-    done = (tmp_path / "out" / "metrics.jsonl").read_bytes().count(b"\n")
-    assert err.splitlines() == [
-        "stopping after this round; Ctrl-C again stops at once.",
-        f"fednormec: stopped after round {done}. To go on: fednormec run --resume {tmp_path / 'out'}",
-    ]
-    assert checkpoints.load(checkpoints.path_in(tmp_path / "out", done)).facts.round == done
-
-
-def test_the_polite_signal_to_end_is_ctrl_c_too(tmp_path):
-    with command(str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*SLOW)) as process:
-        under_way(tmp_path / "out")
-        process.send_signal(signal.SIGTERM)
-        assert "To go on: fednormec run --resume" in process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-
-
-def test_ctrl_c_twice_stops_at_once(tmp_path):
-    """Also in the middle of a round that takes minutes."""
-    slow = ("data.clients=20", "model.name=mlp", "local.steps=100000")
-    with command(str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*slow)) as process:
-        under_way(tmp_path / "out", 0)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        err = process.communicate(timeout=10)[1]
-    assert process.returncode == 130
-    assert "To go on: fednormec run --resume" in err
-    assert "Traceback" not in err
-
-
-def limited(size: int, *arguments: str) -> "subprocess.Popen[str]":
-    """The command, whose files may not grow beyond so many bytes."""
-    code = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2); "
-            "os.execv(sys.executable, [sys.executable, '-m', 'fednormec', 'run', *sys.argv[2:]])")  # fmt: skip
-    line = [sys.executable, "-c", code, str(size), *arguments]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_checkpoint_that_does_not_fit_is_said_and_the_run_goes_on(tmp_path):
-    """Files may not grow beyond 20 kB: enough for the metrics, not for a checkpoint of 60 memories."""
-    fits = ("data.clients=60", "model.name=linear", "run.rounds=20", "run.checkpoint_rounds=9")
-    whole(tmp_path / "whole", *fits)
-    with limited(20_000, str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*fits)) as process:
-        err = process.communicate(timeout=60)[1]
-    notes = [line for line in err.splitlines() if ".safetensors" in line]
-    assert len(notes) == 2
-    assert notes[0] == (
-        f"note: {tmp_path / 'out' / 'checkpoint-9.safetensors'} cannot be written: File too large. The run goes on "
-        "without this checkpoint."
-    )
-    assert same(tmp_path / "whole", tmp_path / "out")
-    assert not [path for path in (tmp_path / "out").iterdir() if "checkpoint" in path.name]
-
-
-def test_where_not_even_the_ledger_fits_nothing_more_is_released(tmp_path):
-    asked = ("data.clients=6", "model.name=linear", "run.rounds=40", "privacy.noise_std=2", "run.checkpoint_rounds=5")
-    whole(tmp_path / "whole", *asked)
-    with limited(1_500, str(PLAIN), "--quiet", "--out", str(tmp_path / "out"), *sets(*asked)) as process:
-        err = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    last = err.splitlines()[-1]
-    assert last.startswith(f"fednormec: {tmp_path / 'out'}")
-    assert last.endswith(f"cannot be written: File too large. To go on: fednormec run --resume {tmp_path / 'out'}")
-    released = (tmp_path / "out" / "metrics.jsonl").read_bytes().count(b"\n")
-    assert released < 40
-    assert fn.read_ledger(tmp_path / "out" / "ledger.jsonl").rounds >= released
-    go_on(tmp_path / "out", quiet=True)
-    assert same(tmp_path / "whole", tmp_path / "out")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 300 kB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if shutil.which("mount") is None or subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(path)], capture_output=True
-    ).returncode:  # fmt: skip
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def test_a_full_disk(tmp_path, small_disk):
-    """It fills up while the run goes on; with room again, the run ends as if nothing had happened."""
-    asked = (
-        "data.clients=20",
-        "model.name=linear",
-        "run.rounds=400",
-        "privacy.noise_std=2",
-        "run.checkpoint_rounds=20",
-    )
-    whole(tmp_path / "whole", *asked)
-    (small_disk / "other").write_bytes(bytes(100_000))
-    with command(str(PLAIN), "--quiet", "--out", str(small_disk / "out"), *sets(*asked)) as process:
-        err = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    assert err.splitlines()[-1].endswith(
-        f"cannot be written: No space left on device. To go on: fednormec run --resume {small_disk / 'out'}"
-    )
-    assert "Traceback" not in err
-    (small_disk / "other").unlink()
-    go_on(small_disk / "out", quiet=True)
-    assert same(tmp_path / "whole", small_disk / "out")
-
-
-def test_a_read_only_folder(tmp_path, small_disk, fednormec_: Command):
-    interrupted(small_disk / "out", *PRIVATE)
-    before = {path.name: path.read_bytes() for path in (small_disk / "out").iterdir()}
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for arguments in (("--resume", small_disk / "out"), (PLAIN, "--out", small_disk / "new")):
-        assert "Read-only file system" in sentence(fednormec_("run", *arguments).err)
-    assert {path.name: path.read_bytes() for path in (small_disk / "out").iterdir()} == before
 
 
 # the command line

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example_runs import whole
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import PLAIN, ROOT
@@ -37,10 +38,6 @@ FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors"
 SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.steps=1")
 
 
-def run(out: Path, *overrides: str, config: Path = PLAIN) -> dict[str, Any]:
-    return perform(read(config, overrides), "test", out, quiet=True)
-
-
 def records(out: Path) -> list[dict[str, Any]]:
     return [strictly(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -49,7 +46,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_leaves_five_files(tmp_path: Path) -> None:
-    run(tmp_path / "deep" / "down", *SMALL, "run.rounds=2")
+    whole(tmp_path / "deep" / "down", *SMALL, "run.rounds=2")
     assert {path.name for path in (tmp_path / "deep" / "down").iterdir()} == FILES
 
 
@@ -57,7 +54,7 @@ def test_a_run_leaves_five_files(tmp_path: Path) -> None:
 def test_metrics_have_a_line_per_round_and_up_to_twenty_evaluations(
     tmp_path: Path, rounds: int, evaluated: int
 ) -> None:
-    run(tmp_path / "out", *SMALL, f"run.rounds={rounds}")
+    whole(tmp_path / "out", *SMALL, f"run.rounds={rounds}")
     lines = records(tmp_path / "out")
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
     assert sum("test_accuracy" in line for line in lines) == evaluated
@@ -66,7 +63,7 @@ def test_metrics_have_a_line_per_round_and_up_to_twenty_evaluations(
 
 
 def test_what_looks_at_the_clients_is_kept_apart(tmp_path: Path) -> None:
-    run(tmp_path / "out", *SMALL, "run.rounds=3", "run.evaluate_every=2")
+    whole(tmp_path / "out", *SMALL, "run.rounds=3", "run.evaluate_every=2")
     first, second, third = records(tmp_path / "out")
     assert set(second) == set(third) == {"round", "test_loss", "test_accuracy", "not_private"}
     assert set(second["not_private"]) == {"train_loss", "computed", "sent", "left_out"}
@@ -82,7 +79,7 @@ def test_metrics_are_readable_while_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_environment_tells_versions_python_and_commit(tmp_path: Path) -> None:
-    run(tmp_path / "out", *SMALL, "run.rounds=1")
+    whole(tmp_path / "out", *SMALL, "run.rounds=1")
     found = strictly((tmp_path / "out" / "environment.json").read_text())
     assert found["versions"]["fednormec"] == fn.__version__
     assert found["versions"]["torch"] == torch.__version__
@@ -101,7 +98,7 @@ def test_the_commit_is_that_of_the_checkout() -> None:
 
 
 def test_a_summary_is_what_the_run_returned(tmp_path: Path) -> None:
-    summary = run(tmp_path / "out", *SMALL, "run.rounds=3", "privacy.noise_std=0.1")
+    summary = whole(tmp_path / "out", *SMALL, "run.rounds=3", "privacy.noise_std=0.1")
     summary.pop("curve")
     assert summary.pop("statement") + "\n" == (tmp_path / "out" / "privacy.txt").read_text()
     assert strictly((tmp_path / "out" / "summary.json").read_text()) == summary
@@ -116,7 +113,7 @@ def test_a_summary_is_what_the_run_returned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("linear", "float32"), ("mlp", "float64"), ("small_cnn", "float32")])
 def test_the_saved_model_has_the_accuracy_of_the_summary(tmp_path: Path, name: str, dtype: str) -> None:
     learns = ("method.name=fed_avg", "participation.name=full", "local.step=0.5", "local.steps=3", "run.rounds=10")
-    summary = run(tmp_path / "out", *SMALL, *learns, f"model.name={name}", f"run.dtype={dtype}", "run.seed=5")
+    summary = whole(tmp_path / "out", *SMALL, *learns, f"model.name={name}", f"run.dtype={dtype}", "run.seed=5")
     model = MODELS[name]((1, 8, 8), 10).to(getattr(torch, dtype))
     model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))  # strict: names, shapes, nothing missing
     digits = fn.data.digits()
@@ -129,7 +126,7 @@ def test_the_saved_model_has_the_accuracy_of_the_summary(tmp_path: Path, name: s
 
 @pytest.mark.parametrize(("problem", "names"), [("quadratic", {"x"}), ("logistic", {"w"})])
 def test_other_problems_save_their_vector(tmp_path: Path, problem: str, names: set[str]) -> None:
-    summary = run(tmp_path / "out", f"problem.name={problem}", "run.rounds=3", "local.step=0.01")
+    summary = whole(tmp_path / "out", f"problem.name={problem}", "run.rounds=3", "local.step=0.01")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert set(tensors) == names
     again = assemble(read(tmp_path / "out" / "config.toml")).problem.evaluate(tensors.popitem()[1])
@@ -152,15 +149,15 @@ def test_other_problems_save_their_vector(tmp_path: Path, problem: str, names: s
     ],
 )
 def test_the_resolved_config_gives_the_same_bits_again(tmp_path: Path, overrides: str) -> None:
-    run(tmp_path / "first", "run.rounds=4", *overrides.split())
-    run(tmp_path / "again", config=tmp_path / "first" / "config.toml")
+    whole(tmp_path / "first", "run.rounds=4", *overrides.split())
+    whole(tmp_path / "again", config=tmp_path / "first" / "config.toml")
     for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
 def test_another_seed_gives_other_bits(tmp_path: Path) -> None:
     for seed in (0, 1):
-        run(tmp_path / str(seed), *SMALL, "run.rounds=1", f"run.seed={seed}")
+        whole(tmp_path / str(seed), *SMALL, "run.rounds=1", f"run.seed={seed}")
     first, second = ((tmp_path / str(seed) / "model.safetensors").read_bytes() for seed in (0, 1))
     assert len(first) == len(second)
     assert first != second
@@ -175,14 +172,16 @@ def test_any_path_reads_back(tmp_path: Path, name: str) -> None:
     config = read(PLAIN, ["run.rounds=1"]) | {"data": {"source": str(path)}}
     perform(config, "test", tmp_path / "first", quiet=True)
     assert read(tmp_path / "first" / "config.toml")["data"]["source"] == str(path)
-    run(tmp_path / "again", config=tmp_path / "first" / "config.toml")
+    whole(tmp_path / "again", config=tmp_path / "first" / "config.toml")
 
 
 # how it ended
 
 
 def test_a_run_that_diverges_keeps_its_last_finite_model(tmp_path: Path) -> None:
-    summary = run(tmp_path / "out", "problem.name=quadratic", "method.name=fed_avg", "local.step=100", "local.steps=1")
+    summary = whole(
+        tmp_path / "out", "problem.name=quadratic", "method.name=fed_avg", "local.step=100", "local.steps=1"
+    )
     assert summary["status"] == "diverged"
     assert f"round {summary['rounds'] + 1}:" in summary["message"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
@@ -197,7 +196,7 @@ def test_figures_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     """A test set with a hole: the model is finite, its loss there is not."""
     x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
     np.savez(tmp_path / "all.npz", x=x, y=y, client=y, x_test=np.full_like(x, np.inf), y_test=y)
-    summary = run(tmp_path / "out", f"data.source={tmp_path / 'all.npz'}", "run.rounds=2")
+    summary = whole(tmp_path / "out", f"data.source={tmp_path / 'all.npz'}", "run.rounds=2")
     assert math.isnan(summary["metrics"]["test_loss"])
     assert strictly((tmp_path / "out" / "summary.json").read_text())["metrics"]["test_loss"] is None
     assert [line["test_loss"] for line in records(tmp_path / "out")] == [None, None]
@@ -231,7 +230,7 @@ def test_updates_that_were_left_out_are_counted(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).standard_normal((20, 3)), np.arange(20) % 2
     x[y == 1] = np.nan
     np.savez(tmp_path / "all.npz", x=x, y=np.arange(20) // 4, client=y)
-    summary = run(tmp_path / "out", f"data.source={tmp_path / 'all.npz'}", "run.rounds=3", "participation.name=full")
+    summary = whole(tmp_path / "out", f"data.source={tmp_path / 'all.npz'}", "run.rounds=3", "participation.name=full")
     assert summary["left_out"] == 3
     assert [line["not_private"]["left_out"] for line in records(tmp_path / "out")] == [1, 1, 1]
     assert "left out       3 updates that were not finite" in describe(summary)

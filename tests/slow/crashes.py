@@ -1,7 +1,7 @@
 """Runs that are killed: at random moments, and before and after every call that changes a file.
 
-    python tests/crashes.py FOLDER random [KILLS]
-    python tests/crashes.py FOLDER calls
+    python tests/slow/crashes.py FOLDER random [KILLS]
+    python tests/slow/crashes.py FOLDER calls
 
 Each child is forked from here, so that a death costs no import of torch, and is killed by SIGKILL: from here by its
 process id, or by itself in the middle of what it does. Afterwards the same folder is gone on with and compared with one

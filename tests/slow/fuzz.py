@@ -1,6 +1,6 @@
 """Files of any content: a sentence or a result, never a traceback, never a run written over.
 
-    python tests/fuzz.py FOLDER KIND [COUNT] [SEED]
+    python tests/slow/fuzz.py FOLDER KIND [COUNT] [SEED]
 
 KIND is config, data or run (a stopped run's config, metrics, ledger, environment and checkpoints, some with checksums
 made right again). Every input is a real file with a few bytes, lines or facts changed, given to what `fednormec run`

@@ -1,6 +1,6 @@
 """A long run: neither memory nor open files grow, and the metrics can be read while they are written.
 
-    python tests/soak.py [ROUNDS]
+    python tests/slow/soak.py [ROUNDS]
 
 A private run on real data with all that a run writes: ledger, metrics, checkpoints four times a second. Prints a JSON
 line and exits with 1 if something grew. `make soak` runs 20,000 rounds, some minutes.

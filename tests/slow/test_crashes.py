@@ -10,7 +10,7 @@ import pytest
 
 
 def crashed(folder: Path, *mode: str) -> dict[str, Any]:
-    """tests/crashes.py in a process that has no threads yet, since it forks."""
+    """crashes.py in a process that has no threads yet, since it forks."""
     command = [sys.executable, str(Path(__file__).with_name("crashes.py")), str(folder), *mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.stdout, done.stderr[-2000:]

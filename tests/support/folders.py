@@ -87,3 +87,19 @@ def _quoted(config: dict[str, Any]) -> str:
         lines.append(f"[{json.dumps(section)}]")
         lines += [f"{json.dumps(key)} = {json.dumps(value).lower()}" for key, value in own.items()]
     return "\n".join(lines) + "\n"
+
+
+def swept(folder: Path, many: int) -> Path:
+    """So many settings with names that are as long as they get."""
+    for k in range(many):
+        method = {"name": "dp_fed_avg_normalized", "beta": 0.01 * (k + 1), "some_other_setting": "as long as a name is"}
+        made(folder / f"{k}", [0.1, 0.01 * k], method=method if k % 2 else method | {"some_other_setting": "short"})
+    return folder
+
+
+def two_methods(folder: Path) -> Path:
+    """Three seeds of each of two methods, in this folder."""
+    for seed in range(3):
+        made(folder / f"a{seed}", [0.2, 0.4 + 0.1 * seed], run={"seed": seed})
+        made(folder / f"b{seed}", [0.1, 0.3], run={"seed": seed}, method={"name": "clip21", "tau": 1.5})
+    return folder

@@ -9,7 +9,7 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-def fednormec(*arguments: object) -> list[str]:
+def command_line(*arguments: object) -> list[str]:
     """The words that start it."""
     return [sys.executable, "-m", "fednormec", *map(str, arguments)]
 

@@ -237,7 +237,7 @@ def test_the_page_says_how_private_it_is_not(tmp_path: Path) -> None:
 # the whole
 
 
-def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(tmp_path: Path) -> None:
+def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tmp_path: Path) -> None:
     told: list[int] = []
     found = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
     assert [claim.name for claim in found.claims] == ["C5"]

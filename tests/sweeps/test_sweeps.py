@@ -3,15 +3,7 @@
 import csv
 import json
 import multiprocessing
-import os
-import pty
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +11,7 @@ from typing import Any
 import pytest
 from command import Command, sentence
 from paths import PLAIN
+from sweep_cells import NOISE, digits, from_toml, quadratic, stamps, written
 
 import fednormec as fn
 import fednormec.config.schema
@@ -26,64 +19,11 @@ import fednormec.runs.runner
 from fednormec.config.schema import changed, read
 from fednormec.errors import UserError
 from fednormec.privacy.accounting import epsilon, epsilon_of_all
-from fednormec.runs.runner import perform
 from fednormec.sweeps import pool as cells_module
 from fednormec.sweeps.grid import LONGEST_NAME, grid, plain
-from fednormec.sweeps.pool import Cell, Outcome, run_all, run_folders
+from fednormec.sweeps.pool import Cell, run_all, run_folders
 from fednormec.sweeps.price import price_of, price_text
 from fednormec.sweeps.ranking import Sweep, facts, line, sweep, text
-
-NOISE = {"privacy": {"noise_std": 5.0}}
-
-
-def quadratic(rounds: int = 3, **more: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {
-        "problem": {"name": "quadratic", "clients": 6, "dim": 4},
-        "local": {"name": "gd", "step": 0.1},
-        "method": {"name": "fed_normec", "beta": 0.1},
-        **more,
-        "run": {"rounds": rounds},
-    }
-
-
-def digits(rounds: int = 3, **more: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {
-        "data": {"source": "digits", "partition": "iid", "clients": 4, "examples": 40, "test_examples": 40},
-        "model": {"name": "linear"},
-        "local": {"name": "gd", "step": 0.5},
-        "method": {"name": "fed_normec", "beta": 0.1},
-        **more,
-        "run": {"rounds": rounds},
-    }
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells one after another in this process: for all that is not about processes."""
-
-    def serially(todo: list[Cell], folder: Path, workers: int, board: Any, stop: Any) -> None:
-        for cell in todo:
-            path = cells_module._path(folder, cell)
-            try:
-                seen = fn.Observer(lambda r, record, name=cell.name: board.round(name, r.number))
-                perform(cell.config, cell.name, path, quiet=True, observers=[seen])
-            except UserError as error:
-                board.end(cells_module._failed(cell, path, str(error)))
-            else:
-                board.end(Outcome(cell, path, cells_module._summary(path), None))
-
-    monkeypatch.setattr(cells_module, "_work_off", serially)
-
-
-def written(path: Path, config: dict[str, dict[str, Any]], axes: str) -> Path:
-    path.write_text(f"{fednormec.config.schema.dump(config)}\n[sweep]\n{axes}\n", encoding="utf-8")
-    return path
-
-
-def from_toml(folder: Path, axes: str, config: dict[str, dict[str, Any]] | None = None) -> list[Cell]:
-    asked = read(written(folder / "given.toml", config or quadratic(), axes), sweep=True)
-    return grid(asked, asked.pop("sweep"))
-
 
 # the grid
 
@@ -296,10 +236,6 @@ def test_when_every_cell_fails_the_command_does(here: None, fednormec_: Command,
 # going on
 
 
-def stamps(folder: Path) -> dict[str, int]:
-    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("cells/*/summary.json")}
-
-
 def test_what_is_done_stays_and_a_longer_list_adds_to_it(here: None, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sweep(grid(quadratic(), {"method.beta": [0.1, 0.2]}), out, 1)
@@ -350,7 +286,7 @@ def test_a_second_command_on_a_folder_is_refused(tmp_path: Path) -> None:
         run_all(grid(quadratic(), {"method.beta": [0.1]}), tmp_path / "file" / "out", 1)
 
 
-# processes
+# a worker
 
 
 def test_a_worker_tells_what_went_wrong_and_takes_the_next_cell(tmp_path: Path, monkeypatch: Any) -> None:
@@ -372,121 +308,6 @@ def test_a_worker_tells_what_went_wrong_and_takes_the_next_cell(tmp_path: Path, 
     cell = Cell("cell", {}, {})
     assert cells_module._failed(cell, tmp_path / "cell", content).error == "ZeroDivisionError: two lines"
     assert "Traceback" in (tmp_path / "cell.error.txt").read_text()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_cells_are_what_single_runs_of_their_configs_are(tmp_path: Path, workers: int) -> None:
-    config = digits(participation={"name": "poisson", "p": 0.5}, **NOISE)
-    done = sweep(grid(config, {"method.beta": [0.1, 0.2], "participation.p": [0.5]}), tmp_path / "out", workers)
-    assert not done.failed
-    for cell in ("beta=0.1_p=0.5", "beta=0.2_p=0.5"):
-        alone = perform(read(tmp_path / "out" / "cells" / f"{cell}.toml"), "alone", tmp_path / cell, quiet=True)
-        for file in ("model.safetensors", "ledger.jsonl", "privacy.txt", "config.toml"):
-            assert (tmp_path / cell / file).read_bytes() == (tmp_path / "out" / "cells" / cell / file).read_bytes()
-        assert alone["metrics"].keys() == done.rows[0].outcomes[0].summary["metrics"].keys()
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """The command in a process of its own, ended with the test."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: object, **streams: Any) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "fednormec", "sweep", *map(str, arguments)]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-        running.append(subprocess.Popen(command, cwd=tmp_path, text=True, **streams))
-        return running[-1]
-
-    yield start
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
-def children(pid: int) -> set[int]:
-    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-
-
-def until(holds: Callable[[], Any], seconds: float = 90) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.02)
-    return found
-
-
-def releases(cell: Path) -> int:
-    ledger = cell / "ledger.jsonl"
-    return max(0, len(ledger.read_bytes().splitlines()) - 1) if ledger.exists() else 0
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux who is whose child")
-
-
-@needs_proc
-def test_a_killed_sweep_leaves_no_orphans_and_goes_on(tmp_path: Path, started: Any) -> None:
-    out, rounds = tmp_path / "out", 400
-    given = written(tmp_path / "my.toml", quadratic(rounds, **NOISE), "method.beta = [0.1, 0.2]")
-    parent = started(given, "--out", out, "--workers", 1)
-    until(lambda: releases(out / "cells" / "beta=0.2") > 5)
-    family = children(parent.pid)
-    parent.kill()
-    parent.wait()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), 5)  # a worker has minutes to go
-    paid, before = releases(out / "cells" / "beta=0.2"), stamps(out)
-    assert 5 < paid < rounds and set(before) == {"beta=0.1"}
-    done = sweep(from_toml(tmp_path, "method.beta = [0.1, 0.2]", quadratic(rounds, **NOISE)), out, 1)
-    assert stamps(out)["beta=0.1"] == before["beta=0.1"] and not done.failed
-    assert releases(out / "interrupted" / "beta=0.2-1") == paid
-    assert done.price is not None and (done.price.runs, done.price.rounds) == (3, 2 * rounds + paid)
-    assert done.price.best_only is None  # runs that are not alike
-    perform(read(out / "cells" / "beta=0.2.toml"), "alone", tmp_path / "alone", quiet=True)
-    models = [folder / "model.safetensors" for folder in (tmp_path / "alone", out / "cells" / "beta=0.2")]
-    assert models[0].read_bytes() == models[1].read_bytes()
-
-
-@needs_proc
-def test_a_worker_that_dies_costs_one_cell_and_ctrl_c_one_sentence(tmp_path: Path, started: Any) -> None:
-    out = tmp_path / "out"
-    given = written(tmp_path / "my.toml", quadratic(100_000, **NOISE), "method.beta = [0.1, 0.2, 0.4]")
-    parent = started(given, "--out", out, "--workers", 1)
-    until(lambda: releases(out / "cells" / "beta=0.1") > 1)
-    (worker,) = (pid for pid in children(parent.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(worker, signal.SIGKILL)
-    until(lambda: releases(out / "cells" / "beta=0.2") > 1)
-    family = children(parent.pid)
-    second = started(given, "--out", out, "--quiet")
-    assert "another command is at work" in second.communicate()[1] and second.returncode == 2
-    parent.send_signal(signal.SIGINT)
-    _, said = parent.communicate(timeout=30)
-    assert parent.returncode == 130
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), 5)
-    assert said.splitlines()[0].endswith("beta=0.1: failed: its process ended with exit code -9")
-    assert said.splitlines()[1:] == [
-        "fednormec: stopped with 1 of 3 cells done; the same command goes on with the others."
-    ]
-    assert (out / "cells" / "beta=0.1.error.txt").exists() and stamps(out) == {}
-
-
-def test_a_bar_on_a_terminal_and_one_object_on_stdout(tmp_path: Path, started: Any) -> None:
-    given = written(tmp_path / "my.toml", quadratic(), "method.beta = [0.1, 0.2]")
-    ours, theirs = pty.openpty()
-    process = started(given, "--json", "--workers", 1, stderr=theirs, env={**os.environ, "COLUMNS": "100"})
-    os.close(theirs)
-    seen = b"".join(iter(partial(_read, ours), b""))
-    os.close(ours)
-    out = process.stdout.read()
-    assert process.wait() == 0 and len(out.splitlines()) == 1
-    assert [row["trouble"] for row in json.loads(out)["rows"]] == ["", ""] and json.loads(out)["tuning"] is None
-    shown = seen.decode()
-    assert "━" in shown and "2/2 cells" in shown and "beta=0.2: loss" in shown and "100%" in shown
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # the other end is closed
-        return b""
 
 
 # the price
