@@ -1,7 +1,6 @@
 """The pool of threads: order, bounds, one arithmetic thread each."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -10,12 +9,17 @@ from fednormec.engine.threads import Pool
 
 
 def test_results_come_in_order_whoever_is_first():
-    def slow_first(items):
-        time.sleep(0.02 if items[0] == 0 else 0)
+    others = threading.Event()
+
+    def first_last(items):
+        if items[0] == 0:
+            assert others.wait(60)
+        if items[0] == 8:
+            others.set()
         return items
 
     with Pool(3, 4).threads() as submit:
-        results = list(Pool(3, 4).in_order(submit, slow_first, list(range(9)), per_item=2))
+        results = list(Pool(3, 4).in_order(submit, first_last, list(range(9)), per_item=2))
     assert results == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
 
 
@@ -42,14 +46,20 @@ def test_each_thread_does_its_arithmetic_alone_and_the_callers_setting_stays():
 
 
 def test_no_more_than_two_chunks_per_thread_are_under_way():
-    started = []
+    asked, done = [], []
+
+    def counted(submit):
+        def ask(work, items):
+            asked.append(items[0])
+            assert len(asked) - len(done) <= 4
+            return submit(work, items)
+
+        return ask
+
     with Pool(2, 1).threads() as submit:
-        results = Pool(2, 1).in_order(submit, lambda items: started.append(items), list(range(100)), per_item=1)
-        next(results)
-        time.sleep(0.05)
-        assert len(started) <= 5
-        list(results)
-    assert len(started) == 100
+        for result in Pool(2, 1).in_order(counted(submit), list, list(range(100)), per_item=1):
+            done += result
+    assert asked == done == list(range(100))
 
 
 def test_an_error_in_a_thread_reaches_the_caller():

@@ -1,7 +1,7 @@
 """Flower carries a federation: over TLS on loopback, with the server and its clients in this process."""
 
+import math
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from clock import Clock
 from command import free_port
 from federated import CLASSES, DIM, FEATURES, NAMES, config, party
 from flwr.app import RecordDict
@@ -107,6 +108,52 @@ def running(tmp_path: Path, asked: Config) -> Any:
             found.leave()
 
 
+class Asking:
+    """Asks clients from a thread, as the server does, by default without a deadline."""
+
+    def __init__(self, found: Running, grid: Any, contents: dict[int, RecordDict], deadline: float = math.inf) -> None:
+        self.came: list[Any] = []  # replies, as soon as they are there
+        self._answers: dict[int, Any] = {}
+        self._looks = threading.Semaphore(0)
+        pull = type(grid).pull_messages
+
+        def pull_messages(message_ids: Any) -> Any:
+            replies = pull(grid, message_ids)
+            self.came += replies
+            self._looks.release()
+            return replies
+
+        grid.pull_messages = pull_messages
+        self._thread = threading.Thread(
+            target=lambda: self._answers.update(link.asked(found.link, grid, contents, deadline)), daemon=True
+        )
+        self._thread.start()
+
+    def looks_again(self) -> None:
+        """Returns when it has looked for replies and decided whether to wait, with all that is so by now."""
+        while self._looks.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self._looks.acquire(timeout=60)
+
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def answers(self) -> dict[int, Any]:
+        """When it has ended by itself."""
+        self._thread.join(60)
+        assert self.ended(), "it waits for ever"
+        return self._answers
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The server's."""
+    found = Clock()
+    monkeypatch.setattr(link, "time", found)
+    return found
+
+
 def content_for(found: Running, round: int, base: int = 0, dim: int = DIM) -> RecordDict:
     agreed = for_server(found.asked, found.folder).agreed
     x = torch.full((dim,), 0.1, dtype=torch.float64)
@@ -118,10 +165,8 @@ def test_flower_carries_requests_and_answers(tmp_path):
         for client in range(3):
             found.join(client)
         until(lambda: len(found.link.here()) == 3)
-        begun = time.monotonic()
-        answers = link.asked(found.link, grid, {i: content_for(found, 1) for i in range(4)}, 20.0)
+        answers = Asking(found, grid, {i: content_for(found, 1) for i in range(4)}).answers()
         assert sorted(answers) == [0, 1, 2]  # nobody waits for one that never came
-        assert time.monotonic() - begun < 10
         for client, message in answers.items():
             request = read_request(content_for(found, 1), DIM, 0, torch.float64)
             (tmp_path / NAMES[client]).mkdir()
@@ -129,25 +174,25 @@ def test_flower_carries_requests_and_answers(tmp_path):
             assert torch.equal(read_reply(message.content, DIM, torch.float64).message, direct.message)
 
 
-def test_a_round_has_a_deadline_and_the_next_does_not_wait(tmp_path, monkeypatch):
+def test_a_round_has_a_deadline_and_the_next_does_not_wait(tmp_path, clock):
     """A client fetches its request and is never heard of again."""
-    monkeypatch.setattr(link, "SILENCE", 1.0)
     with running(tmp_path, config()) as (found, grid):
         for client in (0, 1):
             found.join(client)
         until(lambda: len(found.link.here()) == 2)
         silent = found.by_hand(2)
-        silent.pull()
-        both = {i: content_for(found, 1) for i in (0, 1, 2)}
-        taker = threading.Thread(target=lambda: until(lambda: silent.pull() is not None), daemon=True)
-        taker.start()
-        begun = time.monotonic()
-        assert sorted(link.asked(found.link, grid, both, 2.0)) == [0, 1]
-        assert 1.9 < time.monotonic() - begun < 6
-        time.sleep(1.0)
-        begun = time.monotonic()
-        assert sorted(link.asked(found.link, grid, {i: content_for(found, 2, 1) for i in (0, 1, 2)}, 30.0)) == [0, 1]
-        assert time.monotonic() - begun < 10
+        first = Asking(found, grid, {i: content_for(found, 1) for i in (0, 1, 2)}, deadline=2.0)
+        until(silent.pull)
+        until(lambda: len(first.came) == 2)
+        clock.advance(1.9)
+        first.looks_again()
+        assert not first.ended()
+        clock.advance(0.2)
+        assert sorted(first.answers()) == [0, 1]
+        clock.advance(link.SILENCE)
+        until(lambda: len(found.link.here()) == 2)
+        second = Asking(found, grid, {i: content_for(found, 2, 1) for i in (0, 1, 2)})
+        assert sorted(second.answers()) == [0, 1]  # and no clock has moved
 
 
 class Connection:
@@ -170,16 +215,12 @@ def test_a_client_that_comes_back_within_a_round_is_asked_again(tmp_path):
     """It fetched its request and died; started anew with the same key it answers in the same round."""
     with running(tmp_path, config()) as (found, grid):
         first = found.by_hand(0)
-        answers: dict[int, Any] = {}
-        asking = threading.Thread(
-            target=lambda: answers.update(link.asked(found.link, grid, {0: content_for(found, 1)}, 30.0))
-        )
-        asking.start()
-        until(lambda: first.pull() is not None)
-        assert not answers
+        asking = Asking(found, grid, {0: content_for(found, 1)})
+        until(first.pull)
+        asking.looks_again()
+        assert not asking.ended()
         found.join(0)
-        asking.join(20.0)
-        assert list(answers) == [0]
+        assert list(asking.answers()) == [0]
 
 
 def test_a_key_that_is_not_on_the_roster_is_refused(tmp_path):
@@ -276,26 +317,22 @@ def test_a_port_in_use_is_said_in_a_sentence(tmp_path):
         pass
 
 
-def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path):
+def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path, clock):
     """The round ends between a client's two steps: it goes on, and answers the next."""
     with running(tmp_path, config()) as (found, grid):
         late = found.by_hand(0)
-        asking = threading.Thread(
-            target=lambda: link.asked(found.link, grid, {0: content_for(found, 1)}, 0.5), daemon=True
-        )
-        asking.start()
-        pulled = []
-        until(lambda: bool(pulled.extend(filter(None, [late.pull()])) or pulled))
-        asking.join(10.0)
-        run = pulled[0].messages_list[0].metadata.run_id
+        first = Asking(found, grid, {0: content_for(found, 1)}, deadline=0.5)
+        pulled = until(late.pull)
+        clock.advance(0.6)
+        assert first.answers() == {}
+        run = pulled.messages_list[0].metadata.run_id
         with pytest.raises(ObjectPullError):
-            node._fetched(late.client, late.node, run, pulled[0].message_object_trees[0])
+            node._fetched(late.client, late.node, run, pulled.message_object_trees[0])
         pulling, real = threading.Event(), node._fetched
 
         def slowly(*given: Any) -> Any:
             pulling.set()
-            if not found.over.wait(0.0) and not withdrawn.is_set():
-                withdrawn.wait(10.0)
+            withdrawn.wait(60)
             return real(*given)
 
         withdrawn = threading.Event()
@@ -303,21 +340,25 @@ def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path):
             patch.setattr(node, "_fetched", slowly)
             found.join(0)
             until(lambda: bool(found.said))
-            assert link.asked(found.link, grid, {0: content_for(found, 1)}, 0.5) == {}
-            assert pulling.is_set()
+            second = Asking(found, grid, {0: content_for(found, 1)}, deadline=0.5)
+            assert pulling.wait(60)
+            clock.advance(0.6)
+            assert second.answers() == {}
             withdrawn.set()
-            assert list(link.asked(found.link, grid, {0: content_for(found, 1)}, 20.0)) == [0]
+            assert list(Asking(found, grid, {0: content_for(found, 1)}).answers()) == [0]
 
 
-def test_nothing_piles_up_at_the_server(tmp_path):
+def test_nothing_piles_up_at_the_server(tmp_path, clock):
     """Answered, withdrawn, for a client that never came: after a round Flower holds nothing of it."""
     with running(tmp_path, config()) as (found, grid):
         found.join(0)
         found.by_hand(1)
         until(lambda: len(found.link.here()) == 2)
         for round in (1, 2, 3):
-            answers = link.asked(found.link, grid, {i: content_for(found, round, round - 1) for i in range(3)}, 1.0)
-            assert list(answers) == [0]
+            asking = Asking(found, grid, {i: content_for(found, round, round - 1) for i in range(3)}, deadline=1.0)
+            until(lambda asking=asking: asking.came)
+            clock.advance(1.1)
+            assert list(asking.answers()) == [0]
             state = found.link.state
             assert (state.num_message_ins(), state.num_message_res(), len(state.object_store.store)) == (0, 0, 0)
 

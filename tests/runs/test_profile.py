@@ -2,54 +2,81 @@
 
 import json
 import threading
-import time
 
 import pytest
 import torch
+from clock import Clock
 from paths import PLAIN
 
 import fednormec as fn
 from fednormec.config.schema import read
+from fednormec.core import stages
 from fednormec.core.stages import MEANING, profiled, stage
+from fednormec.engine.ray_cluster import _note
 from fednormec.runs.runner import perform
 from fednormec.runs.summary import describe
 
 
-def test_a_stage_within_another_counts_for_itself_alone():
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(stages, "time", found)
+    return found
+
+
+def test_a_stage_within_another_counts_for_itself_alone(clock: Clock) -> None:
     with profiled() as profile:
+        clock.advance(1.0)
         with stage("gradients"):
-            time.sleep(0.02)
+            clock.advance(2.0)
             with stage("data"):
-                time.sleep(0.05)
+                clock.advance(5.0)
+                with stage("noise"):
+                    clock.advance(0.5)
+            clock.advance(0.25)
         with stage("disk"):
             pass
     facts = profile.facts(workers=1)
-    assert 0.02 <= facts["stages"]["gradients"] < 0.05 <= facts["stages"]["data"]
-    assert facts["seconds"] == pytest.approx(sum(facts["stages"].values()) + facts["other"])
-    assert set(facts["stages"]) == set(MEANING)
+    assert facts["stages"] == {**dict.fromkeys(MEANING, 0.0), "gradients": 2.25, "data": 5.0, "noise": 0.5}
+    assert (facts["seconds"], facts["other"]) == (8.75, 1.0)
 
 
-def test_what_threads_do_side_by_side_counts_as_the_time_that_passed():
-    def work():
+def test_what_threads_do_side_by_side_counts_as_the_time_that_passed(clock: Clock) -> None:
+    """All four are within the stage while the clock goes on by three seconds."""
+    within, left = threading.Barrier(5), threading.Barrier(5)
+
+    def work() -> None:
         with stage("gradients"):
-            time.sleep(0.1)
+            within.wait(60)
+            left.wait(60)
 
     with profiled() as profile:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
+        within.wait(60)
+        clock.advance(3.0)
+        left.wait(60)
         for thread in threads:
             thread.join()
-    assert 0.1 <= profile.facts(workers=4)["stages"]["gradients"] <= profile.facts(workers=4)["seconds"]
+    assert profile.facts(workers=4)["stages"]["gradients"] == profile.facts(workers=4)["seconds"] == 3.0
 
 
-def test_a_profile_within_another_gives_it_back():
+def test_what_workers_elsewhere_say_counts_as_if_they_were_threads(clock: Clock) -> None:
+    with profiled() as profile:
+        _note({"gradients": 6.0, "memories": 1.5}, workers=3)
+    found = profile.facts(workers=1)["stages"]
+    assert (found["gradients"], found["memories"]) == (2.0, 0.5)
+    _note({"gradients": 6.0}, workers=3)  # nobody is looking
+
+
+def test_a_profile_within_another_gives_it_back(clock: Clock) -> None:
     with profiled() as outer:
-        with profiled():
-            pass
+        with profiled() as inner, stage("disk"):
+            clock.advance(7.0)
         with stage("disk"):
-            time.sleep(0.01)
-    assert outer.facts(1)["stages"]["disk"] >= 0.01
+            clock.advance(2.0)
+    assert (outer.facts(1)["stages"]["disk"], inner.facts(1)["stages"]["disk"]) == (2.0, 7.0)
 
 
 def test_nobody_looking_nothing_is_measured():
