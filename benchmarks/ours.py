@@ -24,7 +24,6 @@ from workloads import BATCH, CLIENTS_AND_SHAPE, RATE, draw
 
 import fednormec as fn
 from fednormec.core.local import LocalUpdate, Moment
-from fednormec.engine.threads import pool_for
 
 STEPS = {"gd": 1, "gd5": 5, "ig8": 8}  # gradients of a client in a round; ig8 goes over 8 parts of 4 examples
 LIFE = ExitStack()  # threads that last as long as this process
@@ -44,7 +43,7 @@ def whole_round(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) 
 def gradients(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
     x, run = problem.init(np.random.default_rng(0)), local_update(local).run
-    pool = pool_for(problem, None, None)
+    pool = fn.Threads().pool(problem)
     submit = LIFE.enter_context(pool.threads())
 
     def work(tiles: list[np.ndarray]) -> None:

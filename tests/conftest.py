@@ -1,5 +1,5 @@
-"""What all tests have: one arithmetic thread (on a shared machine two wait for each other), data that are read once, and
-the command and the cells of a sweep in this process."""
+"""What all tests have: one arithmetic thread (on a shared machine two wait for each other), data that are read once,
+and the command and the cells of a sweep in this process."""
 
 import os
 import sys

@@ -28,6 +28,7 @@ from fednormec.results.compare import facts, table
 from fednormec.results.groups import grouped
 from fednormec.results.reading import read_run
 from fednormec.runs.progress import News
+from fednormec.runs.records import Summary
 from fednormec.sweeps.pool import Cell, Outcome
 
 CLASSES, VICTIM, SIZES = 4, 2, (6, 5, 8, 5, 7)
@@ -283,7 +284,7 @@ def test_a_sweep_by_what_was_held_out_is_not_private(monkeypatch, tmp_path):
     cell, asked = Cell("beta=0.1", {"method.beta": 0.1}, {"local": {"step": 0.1}, "problem": {"name": "quadratic"}}), []
     monkeypatch.setattr(fednormec.sweeps.ranking, "price_of", lambda paths, ranked_by: asked.append(ranked_by))
     for apart_from, name in ((["left_out"], "test_accuracy"), (["test_accuracy"], "test_accuracy (not private)")):
-        ended = Outcome(cell, tmp_path, summary | {"not_private": apart_from}, None)
+        ended = Outcome(cell, tmp_path, Summary(summary | {"not_private": apart_from}), None)
         monkeypatch.setattr(fednormec.sweeps.ranking, "run_all", lambda *args, ended=ended: [ended])
         done = fednormec.sweeps.ranking.sweep([cell], tmp_path, 1)
         assert (

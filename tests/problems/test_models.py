@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from fednormec.errors import UserError
 from fednormec.problems.models import (
     MODELS,
-    _Block,
+    ResidualBlock,
     _shortcut,
     linear,
     mlp,
@@ -145,7 +145,7 @@ def test_the_shortcut_is_option_a() -> None:
 
 @pytest.mark.parametrize(("before", "channels"), [(8, 8), (8, 16)])
 def test_a_block_whose_residual_is_zero_is_its_shortcut(before: int, channels: int) -> None:
-    block = _Block(before, channels, nn.Identity)
+    block = ResidualBlock(before, channels, nn.Identity)
     x = random_inputs(2, before, 8, 8)
     expected = _shortcut(x, channels, stride=channels // before).relu()
     assert not torch.allclose(block(x), expected)

@@ -1,11 +1,12 @@
 """Configs of small sweeps, their cells, and when each came to its end."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fednormec as fn
 from fednormec.config.schema import dump, read
 from fednormec.errors import UserError
+from fednormec.runs.records import finished
 from fednormec.runs.runner import perform
 from fednormec.sweeps import pool
 from fednormec.sweeps.grid import grid
@@ -54,8 +55,9 @@ def serially(todo: list[Cell], folder: Path, workers: int, board: Any, stop: Any
     for cell in todo:
         path = pool._path(folder, cell)
         try:
-            perform(cell.config, cell.name, path, quiet=True, on_round=partial(board.round, cell.name))
+            told = fn.Observer(lambda r, record, name=cell.name: board.round(name, r.number))
+            perform(cell.config, cell.name, path, quiet=True, observers=[told])
         except UserError as error:
             board.end(pool._failed(cell, path, str(error)))
         else:
-            board.end(Outcome(cell, path, pool._summary(path), None))
+            board.end(Outcome(cell, path, finished(path), None))

@@ -19,6 +19,7 @@ import fednormec.runs.runner
 from fednormec.config.schema import changed, read
 from fednormec.errors import UserError
 from fednormec.privacy.accounting import epsilon, epsilon_of_all
+from fednormec.runs.records import Summary
 from fednormec.sweeps import pool as cells_module
 from fednormec.sweeps.grid import LONGEST_NAME, grid, plain
 from fednormec.sweeps.pool import Cell, run_all, run_folders
@@ -222,7 +223,7 @@ def test_a_value_that_is_no_number_is_none(here: None, tmp_path: Path) -> None:
     assert again.best is not None and again.best.settings != done.rows[0].settings
     (worse,) = (row for row in again.rows if row.settings == done.rows[0].settings)
     assert worse.trouble == "1 without a value" and "(1 without a value)" in text(again)
-    assert line(cells_module.News(1, 1, again.rows[0].outcomes[0]._replace(summary=summary), 1)).endswith(": ")
+    assert line(cells_module.News(1, 1, again.rows[0].outcomes[0]._replace(summary=Summary(summary)), 1)).endswith(": ")
 
 
 def test_when_every_cell_fails_the_command_does(here: None, fednormec_: Command, tmp_path: Path) -> None:
