@@ -28,6 +28,8 @@ class Finder:
 
 assert not Finder.names & set(sys.modules)
 sys.meta_path.insert(0, Finder())
+import asyncio  # whose POSIX part asks for os.sysconf
+
 for module, names in (
     (os, ("fork", "geteuid", "getuid", "killpg", "posix_fallocate", "sched_getaffinity", "statvfs", "sysconf")),
     (signal, ("SIGALRM", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "pthread_sigmask", "setitimer")),

@@ -24,6 +24,7 @@ from fednormec.core.bounds import identity as identity
 from fednormec.core.bounds import smooth_normalize as smooth_normalize
 from fednormec.core.bounds import top_k as top_k
 from fednormec.core.local import LocalUpdate as LocalUpdate
+from fednormec.core.local import Moment as Moment
 from fednormec.core.local import gd as gd
 from fednormec.core.local import ig as ig
 from fednormec.core.local import sgd as sgd
@@ -33,6 +34,7 @@ from fednormec.core.participation import Weights as Weights
 from fednormec.core.participation import fixed_size as fixed_size
 from fednormec.core.participation import full as full
 from fednormec.core.participation import poisson as poisson
+from fednormec.core.problem import Divisible as Divisible
 from fednormec.core.problem import Metrics as Metrics
 from fednormec.core.problem import Problem as Problem
 from fednormec.engine.checking import MethodCheck as MethodCheck

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from fednormec.theory.setting import Constants
 
 
-def by_plan(config: Config) -> tuple[Config, "Constants"]:
+def advised(config: Config) -> tuple[Config, "Constants"]:
     """Returns the config with the settings that the theory recommends, and the constants that they follow from."""
     from fednormec.theory.answer import answer, with_plan
 
-    advised = answer(config)
-    return with_plan(config, advised), advised.question.constants
+    found = answer(config)
+    return with_plan(config, found), found.question.constants
 
 
 def measures(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:

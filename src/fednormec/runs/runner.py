@@ -29,7 +29,7 @@ from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement, state
 from fednormec.runs.checkpoint import Checkpoint, Checkpoints, tidy
 from fednormec.runs.folder import RunFolder, default_path
-from fednormec.runs.guarantee import against_guarantee, by_plan, measures
+from fednormec.runs.guarantee import advised, against_guarantee, measures
 from fednormec.runs.progress import progress, sparkline
 from fednormec.runs.records import Summary, Tally, finished
 from fednormec.runs.resume import (
@@ -104,7 +104,7 @@ def perform(
     if tensorboard:
         require_tensorboard()
     with profiled() if profile else nullcontext() as looking:
-        config, known = by_plan(config) if plan else (config, None)
+        config, known = advised(config) if plan else (config, None)
         with stage("data"):
             experiment = with_workers(site.assemble(config), workers)
         if plan:
