@@ -1,4 +1,5 @@
-# make run: the quickstart.  make test: linter, types, tests.  Both set up .venv first, once.
+# make run: the quickstart.  make test: linter, types, tests.  make quick: most of that, in a minute.  All set up .venv
+# first, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,16 +9,26 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test test-federation check setup bench bench-growth bench-ray bench-measuring soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
+
+# files are handed out in the order of tests/conftest.py, what takes longest first
+SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest $(SPREAD) --durations=25
+
+# while you work: linter, types, and all tests but those that start processes or take seconds; under a minute
+quick: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest $(SPREAD) -m 'not long' --ignore=tests/slow
 
 # a server and clients as processes on loopback, killed and restarted: minutes
 test-federation: $(READY)

@@ -38,6 +38,7 @@ def size(x: float, holders: int = 2) -> float:
 # f_1 = x^2/2 with two clients, f_2 = 4 (x - 10)^2 with one: f is least at 80/10 = 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server_step", [1.0, 4.0, 16.0])
 @pytest.mark.parametrize("radius", [0.5, 2.0])
 def test_clipped_averaging_stalls_where_clipped_updates_cancel(server_step: float, radius: float) -> None:
@@ -47,6 +48,7 @@ def test_clipped_averaging_stalls_where_clipped_updates_cancel(server_step: floa
     assert size(x) > 0.5 * size(LEFT.item())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server_step", [0.03, 0.1, 0.3])
 def test_normalised_averaging_stalls_too(server_step: float) -> None:
     alpha = 0.1
@@ -56,6 +58,7 @@ def test_normalised_averaging_stalls_too(server_step: float) -> None:
     assert size(x) > 0.5 * size(LEFT.item())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beta", [0.25, 0.5])
 def test_error_feedback_with_the_same_radius_converges(beta: float) -> None:
     x = end(fn.fed_normec(fn.gd(GAMMA), alpha=1.0, beta=beta, server_step=0.2, server_normalization=False))
@@ -65,6 +68,7 @@ def test_error_feedback_with_the_same_radius_converges(beta: float) -> None:
 # with one client each, updates of any length cancel under clipping, and only equal ones under normalisation
 
 
+@pytest.mark.long
 def test_with_one_client_each_clipping_stops_wherever_both_are_clipped() -> None:
     for start in (2.0, 5.0, 9.0):
         x0 = torch.tensor([start], dtype=torch.float64)
@@ -101,6 +105,7 @@ def test_clipping_stalls_on_plain_random_quadratics_too() -> None:
     assert min(relative) == pytest.approx(0.12, abs=0.01) and max(relative) == pytest.approx(0.26, abs=0.01)
 
 
+@pytest.mark.long
 def test_quick_contrast_shows_the_stall(tmp_path: Path) -> None:
     contrast.main(["--quick", "--out", str(tmp_path)])
     assert (tmp_path / "contrast.png").stat().st_size > 10_000
@@ -146,6 +151,7 @@ def test_the_guarantee_falls_at_its_rate(schedule: rates.Schedule, constants: Co
     assert rates.slope(counts, [b.bound for b in bounds]) == pytest.approx(-schedule.powers.rate, abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", rates.SCHEDULES, ids=lambda s: s.title)
 def test_memories_stay_within_the_schedules_error(schedule: rates.Schedule, constants: Constants) -> None:
     """Corrected Lemma 1, with the R that the guarantee counts on."""
@@ -155,6 +161,7 @@ def test_memories_stay_within_the_schedules_error(schedule: rates.Schedule, cons
     assert max(measure(problem, algorithm, r).memory_error for r in runs) <= R * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_quick_rates_stay_below_the_guarantee(tmp_path: Path) -> None:
     rates.main(["--quick", "--out", str(tmp_path)])
     assert (tmp_path / "rates.svg").stat().st_size > 10_000
@@ -176,6 +183,7 @@ def test_the_rates_page_says_what_was_measured() -> None:
 # private at scale
 
 
+@pytest.mark.long
 def test_private_at_scale_tunes_with_one_seed_and_judges_with_others(
     here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", README, re.S) for kind in ("
 COMMANDS = [line.partition("#")[0].strip() for line in BLOCKS["sh"][1].splitlines()]
 
 
+@pytest.mark.long
 def test_the_python_example_runs_and_learns(capsys):
     (code,) = BLOCKS["python"]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
@@ -47,6 +48,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_run(fednormec_: Command, here, monkeypatch, command, folder):
     """In this process and one after another, as some go on with what others left."""
@@ -99,6 +101,7 @@ def test_the_links_lead_somewhere():
         assert target.startswith("https://") or (ROOT / target).stat().st_size > 0, target
 
 
+@pytest.mark.long
 def test_the_examples_run(capsys):
     assert quickstart.main(rounds=60).history[-1]["test_accuracy"] > 0.7
     losses = own_model_and_data.main(rounds=10)

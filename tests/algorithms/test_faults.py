@@ -14,6 +14,8 @@ from fednormec.algorithms.methods import METHODS
 from fednormec.core.bounds import Messages
 from fednormec.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 COUNTED = ("not_a_number", "infinite", "short")
 BOUNDED = [name for name, method in METHODS.items() if method.can_be_private]
 CLIENTS, DIM, ROUNDS = 12, 8, 15
@@ -36,6 +38,7 @@ def watched(algorithm: fn.Algorithm, seen: list[float]) -> fn.Algorithm:
     return algorithm._replace(client_=client_)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("name", BOUNDED)
@@ -96,6 +99,7 @@ def test_a_local_operator_with_the_wrong_shape_is_a_sentence():
 # from a config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_run_reports_how_many_were_left_out(fednormec_: Command, kind):
     said = fednormec_(

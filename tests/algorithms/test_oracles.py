@@ -131,6 +131,7 @@ def test_every_named_method_has_an_oracle():
     assert {case.split(",")[0] for case in CASES} == set(METHODS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("participation", PARTICIPATIONS)
 @pytest.mark.parametrize("case", CASES)
@@ -140,6 +141,7 @@ def test_methods(case, participation, problem):
     agree(problem, case, "gd4", participation, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", ["central", "secagg", "local"])
 @pytest.mark.parametrize("case", [c for c in CASES if METHODS[c.split(",")[0]].can_be_private and "exact" not in c])
 def test_methods_with_noise(case, trust):
@@ -147,6 +149,7 @@ def test_methods_with_noise(case, trust):
     agree("quadratic", case, "gd4", participation, fn.Privacy(noise_std=0.7, trust=trust))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("case", ["fed_normec", "scaffold"])

@@ -8,6 +8,8 @@ from paths import ROOT
 
 from fednormec.audit import audit
 
+pytestmark = pytest.mark.long
+
 STORED = json.loads((audit_faults.HERE / "results.json").read_text())
 PAGE = ROOT / "docs" / "privacy.md"
 PLAIN = {  # large enough for few rounds

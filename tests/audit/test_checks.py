@@ -26,6 +26,7 @@ COINS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NOISE)
 @pytest.mark.parametrize(("n", "d"), [(30, 12), (12, 60), (25, 3)])
 def test_right_noise_passes(name, n, d):
@@ -34,6 +35,7 @@ def test_right_noise_passes(name, n, d):
     assert (values < 0.02).mean() < 0.08  # twelve of 150, where three are expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COINS)
 @pytest.mark.parametrize(("n", "m", "p"), [(30, 12, 0.25), (20, 40, 0.03), (12, 10, 0.9)])
 def test_right_coins_pass(name, n, m, p):

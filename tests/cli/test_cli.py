@@ -26,6 +26,8 @@ from fednormec.data.images import IMAGE_SETS
 from fednormec.problems.models import MODELS
 from fednormec.runs.summary import describe
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TOMLS = sorted(path for part in ("src", "experiments", "examples", "docs") for path in (ROOT / part).rglob("*.toml"))
 LINE = re.compile(r"round (\d+)/(\d+)  [\d.]+ (?:rounds/s|s/round)  ETA \d+ s  loss [\d.]+  accuracy [\d.]+%")
 X = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
@@ -67,6 +69,7 @@ def files(folder: Path) -> dict[str, bytes | None]:
 # mistakes in settings
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -142,6 +145,7 @@ def test_a_value_of_the_wrong_type_is_refused(refused: Refused, override: str, m
     assert message in refused(*sets(override))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -211,6 +215,7 @@ STEPS = [f"local.name={name} local.step" for name in ("gd", "ig", "sgd")] + [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "0"])
 @pytest.mark.parametrize("setting", STEPS)
 def test_steps_and_sizes_are_positive_and_finite(refused: Refused, setting: str, value: str) -> None:
@@ -580,6 +585,7 @@ def test_a_run_that_diverges_is_kept_and_told(fednormec_: Command, tmp_path: Pat
 # every model, method, kind of data and config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_runs_on_the_quickstart(fednormec_: Command, name: str) -> None:
     few = sets("data.clients=3", "local.steps=1") if name == "resnet20" else []
@@ -588,6 +594,7 @@ def test_every_model_runs_on_the_quickstart(fednormec_: Command, name: str) -> N
     assert strictly(said.out)["parameters"] == sum(p.numel() for p in MODELS[name]((1, 8, 8), 10).parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_on_the_quickstart(fednormec_: Command, name: str) -> None:
     everybody = sets("participation.name=full") if name == "alpha_normec" else []
@@ -604,6 +611,7 @@ def clients_in(folder: Path, test: bool = True) -> None:
         np.savez(folder / "test.npz", x=X, y=Y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "clients", "tested"),
     [
@@ -634,6 +642,7 @@ def test_the_quickstart_is_among_the_configs() -> None:
     assert ROOT / "src" / "fednormec" / "config" / "quickstart.toml" in TOMLS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", TOMLS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_config_in_the_repository_runs(fednormec_: Command, path: Path) -> None:
     """With digits in place of images that would have to be fetched."""
@@ -695,6 +704,7 @@ def test_an_error_speaks_of_what_was_given(fednormec_: Command, command: str, sa
     assert not re.search("noise_std|number of clients|must be a number", found.err)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("option", "value"), [("epsilon", "1e308"), ("p", "1e-320")])
 def test_an_extreme_target_is_answered_where_the_papers_formula_is_not(
     fednormec_: Command, option: str, value: str

@@ -26,6 +26,8 @@ from fednormec.runs.summary import describe
 from fednormec.sweeps.pool import Cell, Outcome
 from fednormec.sweeps.ranking import line
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 CLEAR = "\x1b[2J\x1b[H"
 FAKE = "\nfednormec: all is well.\r"

@@ -42,7 +42,7 @@ from fednormec.runs.start import start
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 quick = settings(deadline=None, max_examples=200, database=None)
-many = settings(deadline=None, max_examples=1000, database=None, suppress_health_check=list(HealthCheck))
+many = settings(deadline=None, max_examples=400, database=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -370,6 +370,7 @@ def overrides(draw: st.DrawFn) -> list[str]:
     return draw(st.permutations(chosen))
 
 
+@pytest.mark.long
 @many
 @given(overrides())
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # numpy's, before the sentence: heterogeneity = 1e308
@@ -420,6 +421,7 @@ def modest(config: dict[str, dict[str, Any]]) -> bool:
     return not isinstance(hidden, list) or all(not isinstance(n, int) or n < 10**5 for n in hidden)
 
 
+@pytest.mark.long
 @many
 @given(EDITS)
 def test_any_edit_of_the_quickstart_works_or_is_refused_in_a_sentence(

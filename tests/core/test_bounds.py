@@ -42,6 +42,7 @@ def rows(draw):
     return torch.from_numpy(values)[None]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(rows(), st.sampled_from(sorted(BOUNDED)), st.sampled_from([1.0, 0.1, 3.0, 1e-3, 1e3, 1e-30, 1e30]))
 @example(torch.full((1, 50_890), 1e30), "clip", 1.0)
@@ -98,7 +99,7 @@ def test_rows_do_not_influence_each_other():
 @given(st.integers(0, 2**32), st.sampled_from([1, 127, 128, 129, 1000, 50_890]), st.sampled_from([1.0, 1e-18, 1e18]))
 def test_row_norms_keep_their_promise(seed, width, scale):
     v = torch.from_numpy((np.random.default_rng(seed).standard_cauchy((2, width)) * scale).astype(np.float32))
-    exact = np.array([math.sqrt(math.fsum(float(a) ** 2 for a in row)) for row in v])
+    exact = np.linalg.norm(v.double().numpy(), axis=1)  # to ten digits more than are promised
     assert (np.abs(row_norms(v) - exact) <= norm_error(v) * exact).all()
 
 

@@ -20,6 +20,8 @@ from fednormec.core import kernels
 from fednormec.core.bounds import clip, smooth_normalize
 from fednormec.runs.runner import perform
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 DTYPES = {torch.float32: 2e-5, torch.float64: 1e-11}
 compiled = pytest.mark.skipif(kernels.library() is None, reason="not compiled: there was no C compiler")
 
@@ -40,6 +42,7 @@ def close(found, expected, tolerance, size=0.0):
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * size)
 
 
+@pytest.mark.long
 @compiled
 @settings(deadline=None, max_examples=60)
 @given(st.data())

@@ -501,6 +501,7 @@ def test_an_unknown_data_set_is_refused_and_the_nearest_told(fednormec_: Command
     assert sentence(said.err) == message
 
 
+@pytest.mark.long
 def test_a_run_names_the_command_and_then_finds_the_data(fednormec_: Command, small: Path) -> None:
     run = ("run", "--not-private", "--json", "--quiet")
     settings = sets("data.source=fashion-mnist", "data.clients=2", "run.rounds=1")

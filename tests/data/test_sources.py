@@ -184,6 +184,7 @@ def test_what_is_not_a_pair_is_refused(pair: object) -> None:
 # digits
 
 
+@pytest.mark.long
 def test_digits_are_the_bundled_images() -> None:
     from sklearn.datasets import load_digits
 

@@ -65,6 +65,7 @@ def test_the_method_of_the_issue_is_refused_by_name_and_length():
     assert fn.train(mlp_problem(), loud, rounds=3).statement is None  # without privacy it may
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fed_normec", "clip21_sgd2m", "dp_fed_avg_clip", "dp_scaffold"])
 @pytest.mark.parametrize("factor", [1.0001, 2.0, -1.5, 1e30, math.inf, math.nan])
 def test_what_is_longer_than_the_radius_is_not_added(name, factor, sums):
@@ -314,6 +315,7 @@ def test_an_exact_round_before_the_first_is_refused():
     assert [f.tried for f in found.findings if f.wrong] == ["no exact round before the first"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", list(fn.METHODS))
 def test_our_own_methods_pass_or_have_no_bound(name, dtype, sums):

@@ -49,6 +49,7 @@ def test_every_method_runs_on_every_problem_and_keeps_its_types(name, problem):
     assert math.isfinite(last.metrics.not_private["train_loss"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_lowers_the_loss(name):
     losses = [
@@ -161,6 +162,7 @@ def test_methods_whose_idle_clients_have_nothing_to_advance_let_them_sleep(name)
 # the same bits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("participation", [fn.full(), fn.poisson(0.5), fn.poisson(0.5, "sleep")], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", ["fed_normec", "clip21_sgd2m", "dp_fed_avg_clip", "dp_scaffold"])
 def test_same_seed_same_bits_whatever_the_chunks_and_workers(name, participation):
@@ -176,6 +178,7 @@ def test_same_seed_same_bits_whatever_the_chunks_and_workers(name, participation
         assert torch.equal(end.server.memory, ends[0].server.memory)
 
 
+@pytest.mark.long
 def test_same_bits_for_mini_batches_and_looped_gradients():
     for settings in ({"vectorize": "loop"}, {"vectorize": "vmap", "tile": 3}):
         problem = mlp_problem(sizes=[5, 8, 3, 9, 8, 8, 2], **settings)
@@ -445,6 +448,7 @@ def test_the_error_of_a_sum_that_is_accounted_covers_the_error_it_has(participat
     assert 0 < plan.mechanism.rounding <= largest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fed_normec", "dp_fed_avg_clip", "clip21_sgd2m", "scaffold"])
 def test_what_is_chosen_automatically_changes_no_more_than_rounding(name):
     ends = {}

@@ -77,6 +77,7 @@ def assert_same(wire: list[Round], process: list[Round]) -> None:
 # the same training
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("idle", ["advance", "sleep"])
 @pytest.mark.parametrize("method", METHODS)
 def test_Wire_as_in_process(tmp_path, method, idle):
@@ -409,6 +410,7 @@ HOSTILE: dict[str, Callable[[Reply], Reply]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_messages_are_refused_and_counted(tmp_path, what):
     """The others go on as if that client had not been there, and its bad message leaves no trace."""
@@ -428,6 +430,7 @@ def test_hostile_messages_are_refused_and_counted(tmp_path, what):
 ORDERS = ["\x1b[2J", "\n", "\r", "\x9b", "\u202e", "\u2028", "\x00", "[red]", "a" * 99]
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(ORDERS) | st.text()))
 def test_a_clients_reason_is_one_line_of_the_servers_log(parts):

@@ -73,6 +73,7 @@ def test_the_true_epsilon_of_the_paper_s_eight(p, trust, adjacency, pld, rdp):
         assert asked.epsilon(ROUNDS, DELTA, "rdp") == pytest.approx(rdp, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("p", "trust", "stds"), [
     (0.25, "central", (16.26, 8.73, 4.80, 2.73)), (1.0, "central", (64.62, 34.53, 18.73, 10.40)),
     (0.25, "secagg", (14.72, 7.89, 4.30, 2.40)), (1.0, "secagg", (14.45, 7.72, 4.19, 2.32)),
@@ -104,6 +105,7 @@ def test_colluders_tuning_and_total_norm():
 # Oracles.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize(("p", "std", "rounds", "at", "width"), [
     (0.25, 1.837, 300, 1e-5, 1e-3), (0.25, 8.73, 300, 1e-3, 4e-4), (0.01, 1.0, 1000, 1e-5, 2e-4),
@@ -306,6 +308,7 @@ def test_what_was_not_looked_into_counts_at_a_tiny_delta_too():
     assert exact <= 1e-50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_extremes_are_finite_little_work_and_in_order(trust, adjacency, monkeypatch):
@@ -365,6 +368,7 @@ def test_epsilon_grows_with_the_participation(trust):
         assert len(set(found)) == len(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p", [0.02, 0.25, 0.7, 1.0])
 @pytest.mark.parametrize("std", [0.7, 3.0])
 def test_orders_between_models(p, std):
@@ -402,6 +406,7 @@ deltas = st.builds(lambda x: 1e-9 * 1e8**x, st.floats(0, 1))
 probabilities = st.one_of(st.just(1.0), st.floats(0.0101, 1.0))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(budgets, deltas, st.integers(1, 2000), probabilities, st.sampled_from(TRUSTS),
        st.sampled_from(["zero_out", "replace_one"]), st.sampled_from(["pld", "rdp"]))  # fmt: skip
@@ -420,6 +425,7 @@ def test_a_target_that_no_noise_keeps_to_is_said():
         mechanism("central", 0.25, 1.0, "replace_one").calibrate(8.0, DELTA, ROUNDS, "rdp")
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.floats(0.3, 20), deltas, st.integers(1, 40), st.floats(0.05, 1), st.floats(0.5, 10), st.sampled_from(TRUSTS))
 def test_affordable_rounds_are_exact(budget, at, planned, p, std, trust):
@@ -458,6 +464,7 @@ def test_gaussians_together_are_one_gaussian(at):
     assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kinds", KINDS)
 def test_several_kinds_agree_with_dp_accounting(kinds):
     mirrored = any(getattr(release, "mirrored", False) for release in kinds)

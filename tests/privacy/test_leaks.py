@@ -217,6 +217,7 @@ def test_runs_with_the_same_seed_share_their_noise_and_the_statement_says_so():
     assert "each with a seed or a stream of its own" in flat and "sees two runs with the same seed and stream" in flat
 
 
+@pytest.mark.long
 def test_cells_of_a_sweep_do_not_share_their_noise():
     """The same attack between two cells with one seed, from any two sweeps: what is left is noise, of √2 the size."""
     base = {"problem": {"name": "quadratic", "clients": 9, "dim": 400}, "method": {"name": "clip21"},

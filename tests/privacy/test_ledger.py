@@ -200,6 +200,7 @@ def test_with_secure_noise_a_round_again_is_one_more_release(tmp_path):
     assert fn.read_ledger(path).epsilon(1e-5) == done.epsilon(7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [ASKED["hidden"], fn.Privacy(noise_std=3.0, randomness="secure")])
 def test_wherever_it_was_cut_off_a_ledger_goes_on_and_never_says_less(tmp_path, asked):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "ledger.jsonl"
@@ -278,6 +279,7 @@ def ledgers(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(name=st.sampled_from(list(ASKED)), changes=st.lists(edits, min_size=1, max_size=3))
 def test_a_damaged_ledger_is_refused_or_read_in_full(ledgers, name, changes):

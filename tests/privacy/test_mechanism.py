@@ -95,6 +95,7 @@ def test_bad_targets_are_refused(eps, at, rounds):
 # Sampler, noise and accountant are one.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", ["central", "secagg", "local"])
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_cohorts_and_noise_of_a_run_are_what_was_accounted_for(trust, adjacency):
@@ -158,6 +159,7 @@ def test_noise_of_a_fixed_cohort_under_secure_aggregation():
     assert has_std(noise, TAU / noisy[0].plan.mechanism.release().mus[0])
 
 
+@pytest.mark.long
 def test_small_cohorts_are_called_off():
     p, least, rounds = 0.3, 4, 300
     some = run(fn.Privacy(noise_std=STD, trust="secagg", min_cohort=least), fn.poisson(p), rounds)
@@ -320,6 +322,7 @@ def test_what_is_said_to_be_spent_is_never_too_little(asked):
 # Randomness for deployment.
 
 
+@pytest.mark.long
 def test_secure_runs_repeat_nothing_and_follow_the_same_law():
     p, rounds = 0.3, 300
     x0 = torch.zeros(D, dtype=torch.float64)

@@ -17,6 +17,8 @@ import fednormec as fn
 from fednormec.privacy import accounting, composition
 from fednormec.privacy.accounting import Hidden, Open, delta, epsilon, epsilon_of_all
 
+pytestmark = pytest.mark.long
+
 # (trust, adjacency, p, σ, clients, rounds, δ) and exact_epsilon({kind(trust, adjacency, p, σ, clients): rounds}, δ)
 STORED = [
     (("central", "replace_one", 0.5, 4.0, None, 211, 1e-12), 31.287907156610654),

@@ -31,6 +31,8 @@ from fednormec.runs.progress import News
 from fednormec.runs.records import Summary
 from fednormec.sweeps.pool import Cell, Outcome
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CLASSES, VICTIM, SIZES = 4, 2, (6, 5, 8, 5, 7)
 HOSTILE = ("more rows", "one row", "huge", "not finite", "other labels")
 LOCALS = {"gd": fn.gd(0.5, 2), "ig": fn.ig(0.5, 3, order="reshuffle"), "sgd": fn.sgd(0.5, 2, 4)}
@@ -95,6 +97,7 @@ def assert_only_the_victim_moves(one, other, local):
 # ways of computing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vectorize", ["layers", "vmap", "loop"])
 @pytest.mark.parametrize("name", MODELS)
 def test_messages_of_a_model_in_every_way(name, vectorize):
@@ -162,6 +165,7 @@ def config_of(source, problem, local, privacy=True):
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("problem", ["neural", "logistic"])
 @pytest.mark.parametrize("source", ["named", "named, with a test set", "folder", "from_arrays"])
@@ -180,6 +184,7 @@ def test_messages_from_every_source_that_names_its_clients(tmp_path, source, pro
         assert_only_the_victim_moves(before.problem, after.problem, before.algorithm.local)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "shards"])
 def test_messages_after_a_deal_of_examples_without_owners(tmp_path, partition, local):
@@ -417,6 +422,7 @@ def alone(module, x, y):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [(4,) * 5, (4, 3, 4, 2, 4)], ids=["equal", "unequal"])
 @pytest.mark.parametrize("name", [*APART, *MIXING, *BY_SIZE])
 def test_a_module_gets_each_clients_own_gradient_whatever_others_have(name, sizes):
@@ -431,6 +437,7 @@ def test_a_module_gets_each_clients_own_gradient_whatever_others_have(name, size
                 assert torch.allclose(rows[i], alone(module, x, y), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*MIXING, *BY_SIZE])
 def test_messages_of_a_module_that_mixes(name):
     """In mini-batches too, whose padding hangs on how much others have."""

@@ -230,6 +230,7 @@ def test_the_certificate_holds_from_whatever_dual_variables(seed: int, dim: int,
     assert not separable or bound < 1e-12
 
 
+@pytest.mark.long
 def test_upper_is_a_value_that_descent_does_not_beat() -> None:
     problem = random_logistic(3, 4, examples=15, regularizer=0.05, seed=4)
     lowest = np.inf

@@ -42,6 +42,7 @@ class Counting(nn.Module):
         return self.linear(x.flatten(1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("vectorize", ["auto", "layers", "vmap", "loop"])
 @pytest.mark.parametrize("name", MODELS)
@@ -75,6 +76,7 @@ def test_rounding_has_no_say_in_the_way(norm):
     assert problem.way == "layers"
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_any_stack_of_layers_can_be_taken_apart(data):

@@ -70,6 +70,7 @@ def test_train_loss_leaves_out_clients_that_are_not_finite() -> None:
 # Constants
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.3, 1.0, 4.0]))
 def test_smoothness_bounds_every_component_and_no_less_would(seed: int, heterogeneity: float) -> None:

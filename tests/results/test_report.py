@@ -26,6 +26,8 @@ from fednormec.results.reading import find_runs
 from fednormec.results.report import page, write_figures, write_report
 from fednormec.runs.runner import perform
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 HOSTILE = "<script>alert(1)<img src=x onerror=alert(2)>\"'&"
 
 
@@ -42,6 +44,7 @@ def compared(tmp_path: Path) -> Path:
 # what is on the page
 
 
+@pytest.mark.long
 def test_a_real_private_run_is_told_in_full(tmp_path: Path) -> None:
     overrides = ("model.name=linear", "data.partition=iid", "data.clients=4", "run.rounds=3", "privacy.noise_std=3")
     config = read(PLAIN, overrides)
@@ -72,6 +75,7 @@ def test_runs_are_compared_with_the_spread_of_their_seeds(compared: Path) -> Non
     assert len(re.findall(r"All settings of", content)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("several", [False, True])
 def test_what_protects_nobody_says_so_everywhere(tmp_path: Path, several: bool) -> None:
     made(tmp_path / "runs" / "weak", [0.5, 0.6], epsilon=1845.2, label=True)
@@ -124,6 +128,7 @@ def test_a_guarantee_stands_beside_what_was_measured(tmp_path: Path) -> None:
 # harmless, whole, always the same
 
 
+@pytest.mark.drawn
 def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
     path = made(tmp_path / HOSTILE, [0.5], method={"name": HOSTILE}, data={"source": f"</pre>{HOSTILE}"})
     for name in ("privacy.txt", "summary.json", "environment.json"):
@@ -139,6 +144,8 @@ def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
         assert html.escape(HOSTILE) in content
 
 
+@pytest.mark.long
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["_$x^2$", "数据 😀", "a\nb\x1b[31m", "x" * 200, "%s {0} \\"])
 def test_any_name_can_be_drawn(tmp_path: Path, name: str) -> None:
     made(tmp_path / name, [0.5, 0.6])
@@ -149,6 +156,7 @@ def test_any_name_can_be_drawn(tmp_path: Path, name: str) -> None:
     write_figures(find_runs([tmp_path]), tmp_path / "figures")
 
 
+@pytest.mark.drawn
 def test_the_page_needs_nothing_from_elsewhere(compared: Path) -> None:
     content = page(find_runs([compared]))
     assert set(re.findall(r"https?://[^\s\"<]*", content)) <= {
@@ -161,6 +169,8 @@ def test_the_page_needs_nothing_from_elsewhere(compared: Path) -> None:
     assert '<meta name="viewport" content="width=device-width' in content
 
 
+@pytest.mark.long
+@pytest.mark.drawn
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ANYTHING)
 def test_no_content_of_a_folder_stops_a_report(tmp_path: Path, contents: dict[str, Any]) -> None:
@@ -194,6 +204,7 @@ def test_axes_keep_their_size_whatever_the_legend(tmp_path: Path, many: int) -> 
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.x1
 
 
+@pytest.mark.drawn
 def test_the_figures_of_a_page_share_one_legend(tmp_path: Path) -> None:
     runs = find_runs([swept(tmp_path / "runs", 12)])
     content = page(runs)
@@ -222,6 +233,8 @@ def test_of_many_settings_the_first_twelve_are_unfolded(tmp_path: Path) -> None:
 # the command
 
 
+@pytest.mark.long
+@pytest.mark.drawn
 def test_the_command_writes_a_page_and_figures_once(fednormec_: Command, compared: Path, tmp_path: Path) -> None:
     said = fednormec_("report", "runs", "--figures", "paper")
     assert (said.code, said.err) == (0, "")

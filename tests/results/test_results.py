@@ -26,6 +26,7 @@ SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.ste
 # reading
 
 
+@pytest.mark.long
 def test_a_real_run_reads_back(tmp_path: Path) -> None:
     summary = perform(read(PLAIN, [*SMALL, "privacy.noise_std=1"]), "test", tmp_path / "run", quiet=True)
     run = read_run(tmp_path / "run")
@@ -112,6 +113,7 @@ def test_an_epsilon_that_is_not_finite_protects_nobody(tmp_path: Path) -> None:
     assert (run.epsilon, run.protection) == (math.inf, NOT_PRIVATE)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ANYTHING)
 def test_no_content_of_a_folder_stops_a_comparison(tmp_path: Path, contents: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ from command import sets
 
 import fednormec as fn
 import fednormec.config.datasets
+from fednormec.audit import audit
 from fednormec.privacy.ledger import read_ledger
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SMALL = ("data.clients=40", "local.steps=1", "run.rounds=6")
 
@@ -22,6 +26,7 @@ def lines(path):
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.long
 def test_the_quickstart_is_private_and_everything_agrees_on_its_epsilon(fednormec_, tmp_path):
     code, out, err = fednormec_("run", "--json", "--out", "out")
     result, folder = json.loads(out), tmp_path / "out"
@@ -46,6 +51,7 @@ def test_the_quickstart_is_private_and_everything_agrees_on_its_epsilon(fednorme
     assert re.search(r"round 60/60 .* ε 4\.00\n", err)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trust", ["central", "secagg", "local"])
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_own_noise_gets_its_true_epsilon(fednormec_, trust, adjacency):
@@ -91,7 +97,8 @@ def test_tuning_is_priced(fednormec_):
     assert "further runs on the same clients" in nine["statement"]
 
 
-def test_total_norm_noise_is_labelled_everywhere(fednormec_, tmp_path):
+@pytest.mark.long
+def test_total_norm_noise_is_labelled_everywhere(fednormec_, tmp_path, few_side_rounds):
     chosen = sets(*SMALL, "privacy.epsilon=8", "privacy.calibration=paper", "privacy.noise_scale=total_norm")
     code, out, err = fednormec_("run", "--out", "out", *chosen)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -99,10 +106,11 @@ def test_total_norm_noise_is_labelled_everywhere(fednormec_, tmp_path):
     said = [out, (tmp_path / "out" / "privacy.txt").read_text(), summary["privacy"], *err.splitlines()]
     said += (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     said += (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()[1:]
-    said += [fednormec_("audit", *chosen)[1]]
+    said += [fednormec_("audit", *chosen, "--canaries", 40)[1]]
     assert all("NOT PRIVATE" in text for text in said)
 
 
+@pytest.mark.long
 def test_the_papers_calibration_reports_its_true_epsilon(fednormec_):
     chosen = sets(
         "data.clients=20", "local.steps=1", "run.rounds=300", "privacy.epsilon=8", "privacy.calibration=paper"
@@ -148,6 +156,7 @@ def test_epsilon_for_a_noise(fednormec_):
     assert ("central", "replace_one", "rdp") not in rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("p", "stds"), [(0.25, (2.73, 2.40, 5.33)), (1, (10.40, 2.32, 10.40))])
 def test_noise_for_an_epsilon(fednormec_, p, stds):
     rows = asked(fednormec_, "--p", p, "--epsilon", 8, "--adjacency", "zero_out")
@@ -162,6 +171,8 @@ def test_colluders_and_one_trust_model(fednormec_):
     assert rows["secagg", "zero_out", "pld"]["epsilon"] == pytest.approx(13.30, rel=0.01)
 
 
+@pytest.mark.long
+@pytest.mark.drawn
 def test_a_table_a_figure_and_the_price_of_tuning(fednormec_, tmp_path):
     code, out, _ = fednormec_(*QUESTION, "--p", 0.25, "--epsilon", 8, "--runs", 9, "--plot", "eps.png")
     assert code == 0
@@ -252,13 +263,25 @@ def test_what_cannot_be_private_is_refused_before_anything_is_written(fednormec_
 # fednormec audit
 
 
+@pytest.fixture
+def few_side_rounds(monkeypatch):
+    """Of noise alone, a twentieth of those that the command takes: enough for what is far off."""
+    few = partial(audit.audit_mechanism, side_rounds=audit.SIDE_ROUNDS // 20)
+    monkeypatch.setattr(audit, "audit_mechanism", few)
+
+
+@pytest.mark.long
 def test_the_audit_of_the_quickstart_is_consistent(fednormec_):
     code, out, err = fednormec_("audit", "--json")
     found = json.loads(out)
     assert (code, err, found["verdict"]) == (0, "", "consistent")
     assert 0 <= found["lower_bound"] <= found["claimed"] <= 4
     assert found["estimate"] == pytest.approx(found["expected"], abs=1.5)
-    said = fednormec_("audit")[1]
+
+
+@pytest.mark.long
+def test_an_audit_is_told_to_a_person(fednormec_, few_side_rounds):
+    said = fednormec_("audit", "--canaries", 40)[1]
     assert "claimed      ε ≤ 4.00" in said and "lower bound  ε ≥" in said and "estimate     ε ≈" in said
 
 
@@ -267,10 +290,11 @@ def test_an_audit_of_a_training_runs_on_a_config(fednormec_):
     assert code == 0 and json.loads(out)["trials"] == 60
 
 
-def test_an_audit_that_refutes_the_claim_exits_with_1(fednormec_, monkeypatch):
+@pytest.mark.long
+def test_an_audit_that_refutes_the_claim_exits_with_1(fednormec_, monkeypatch, few_side_rounds):
     right = fn.Mechanism.noise
     monkeypatch.setattr(fn.Mechanism, "noise", lambda self, *where: right(self, *where) / 2)
-    code, out, _ = fednormec_("audit")
+    code, out, _ = fednormec_("audit", "--canaries", 100)
     assert code == 1 and "violated" in out and "noise level: FAILED" in out
 
 
@@ -283,6 +307,7 @@ def test_there_is_nothing_to_audit_without_privacy(fednormec_, tmp_path):
 # lazy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [

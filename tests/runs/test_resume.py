@@ -28,6 +28,8 @@ from fednormec.runs import checkpoint as checkpoints
 from fednormec.runs.folder import RunFolder
 from fednormec.runs.runner import go_on, perform
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 QUICK = fn.random_quadratic(7, 5, parts=3, seed=0)
 SMALL = ("model.name=linear", "data.clients=6", "run.rounds=12", "run.checkpoint_rounds=3")
 PRIVATE = (*SMALL, "privacy.noise_std=2")
@@ -50,6 +52,7 @@ def methods() -> Iterator[Any]:
     yield pytest.param(fn.fed_normec(fn.gd(0.1), initial_memory="local_updates", warmup_rounds=3), id="primed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("idle", ["advance", "sleep"])
 @pytest.mark.parametrize("algorithm", [*methods()])
 def test_after_every_round_a_simulation_goes_on_to_the_same_bits(tmp_path, algorithm, idle):
@@ -99,6 +102,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 # a run folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -237,6 +241,7 @@ def test_a_budget_ends_a_resumed_run_where_it_ends_any(tmp_path):
     assert same(tmp_path / "whole", tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_plan_is_remembered(tmp_path):
     config = read(THEORY, ["problem.clients=30", "run.rounds=30", "privacy.epsilon=90"])
     expected = perform(config, "test", tmp_path / "whole", quiet=True, plan=True)
@@ -312,6 +317,7 @@ def test_records_that_were_changed_are_made_again(tmp_path, capsys):
     assert "round 1 came out differently" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -477,6 +483,7 @@ def test_progress_goes_on_where_it_was(fednormec_: Command, tmp_path):
 # settings that were edited
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new"), [("server_step = 1.0", "server_step = 0.5"), ("seed = 0", "seed = 1")])
 def test_an_edited_config_is_refused_before_the_first_checkpoint_too(tmp_path, old, new):
     """Rounds that were released would be released again by other settings, with the same noise."""

@@ -50,6 +50,7 @@ def test_a_run_leaves_five_files(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "deep" / "down").iterdir()} == FILES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rounds", "evaluated"), [(1, 1), (7, 7), (40, 5), (47, 6), (400, 20)])
 def test_metrics_have_a_line_per_round_and_up_to_twenty_evaluations(
     tmp_path: Path, rounds: int, evaluated: int
@@ -110,6 +111,7 @@ def test_a_summary_is_what_the_run_returned(tmp_path: Path) -> None:
 # the model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), [("linear", "float32"), ("mlp", "float64"), ("small_cnn", "float32")])
 def test_the_saved_model_has_the_accuracy_of_the_summary(tmp_path: Path, name: str, dtype: str) -> None:
     learns = ("method.name=fed_avg", "participation.name=full", "local.step=0.5", "local.steps=3", "run.rounds=10")
@@ -124,6 +126,7 @@ def test_the_saved_model_has_the_accuracy_of_the_summary(tmp_path: Path, name: s
     assert right / len(test) > 0.3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("problem", "names"), [("quadratic", {"x"}), ("logistic", {"w"})])
 def test_other_problems_save_their_vector(tmp_path: Path, problem: str, names: set[str]) -> None:
     summary = whole(tmp_path / "out", f"problem.name={problem}", "run.rounds=3", "local.step=0.01")
@@ -136,6 +139,7 @@ def test_other_problems_save_their_vector(tmp_path: Path, problem: str, names: s
 # the same again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -204,6 +208,7 @@ def test_figures_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     assert "test loss      not finite\n" in describe(summary)
 
 
+@pytest.mark.long
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

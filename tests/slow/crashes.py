@@ -10,6 +10,7 @@ those that differ, of which there must be none.
 """
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from typing import Any
 
 import dp_accounting  # noqa: F401 (what runs import late is imported here, once for all children)
 import sklearn.datasets  # noqa: F401
+import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
 import fednormec.theory.answer  # noqa: F401
 from fednormec.config.schema import Config
@@ -119,7 +121,20 @@ def nothing_done() -> dict[str, Any]:
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
-        pass
+        time.sleep(0.0002)
+
+
+def rounds_in(out: Path) -> int:
+    metrics = out / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def wait_for_some_moment(out: Path, rounds: int, seconds: float, rng: random.Random) -> None:
+    """Anywhere in what is left of a run that takes so long: when some round is done, and a part of the next."""
+    done = rounds_in(out)
+    last = rng.randint(done, rounds)
+    wait_for(lambda: rounds_in(out) >= last or (out / "summary.json").exists(), 60)
+    time.sleep(rng.uniform(0, seconds / (4 if last == done else rounds)))  # it takes a while to begin
 
 
 def at_random(folder: Path, kills: int) -> dict[str, Any]:
@@ -138,7 +153,7 @@ def at_random(folder: Path, kills: int) -> dict[str, Any]:
             before = half_written(out)
             pid = forked(lambda: run(SCENARIOS[name], out))  # noqa: B023 (waited for at once)
             if own < 12:
-                time.sleep(rng.uniform(0, seconds[name]))
+                wait_for_some_moment(out, SCENARIOS[name]["run"]["rounds"], seconds[name], rng)
                 if own % 3 == 2:  # some in the middle of a checkpoint, which takes no more than a few ms
                     wait_for(lambda: bool(half_written(out) - before), 0.5)  # noqa: B023
                 os.kill(pid, signal.SIGKILL)
@@ -196,6 +211,7 @@ def dying(work: Callable[[], None], last: int, when: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what nobody looks at need not be copied for each child
     where, mode = Path(sys.argv[1]), sys.argv[2]
     found = at_every_call(where) if mode == "calls" else at_random(where, int((sys.argv[3:] or ["36"])[0]))
     print(json.dumps(found))

@@ -133,15 +133,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(tmp_path, small_disk):
     """It fills up while the run goes on; with room again, the run ends as if nothing had happened."""
-    asked = (
-        "data.clients=20",
-        "model.name=linear",
-        "run.rounds=400",
-        "privacy.noise_std=2",
-        "run.checkpoint_rounds=20",
-    )
+    asked = ("data.clients=6", "model.name=linear", "run.rounds=120", "privacy.noise_std=2", "run.checkpoint_rounds=20")
     whole(tmp_path / "whole", *asked)
-    (small_disk / "other").write_bytes(bytes(100_000))
+    (small_disk / "other").write_bytes(bytes(230_000))  # room for three checkpoints and some sixty rounds
     with command(str(PLAIN), "--quiet", "--out", str(small_disk / "out"), *sets(*asked)) as process:
         err = process.communicate(timeout=60)[1]
     assert process.returncode == 2
@@ -149,6 +143,7 @@ def test_a_full_disk(tmp_path, small_disk):
         f"cannot be written: No space left on device. To go on: fednormec run --resume {small_disk / 'out'}"
     )
     assert "Traceback" not in err
+    assert 20 < (small_disk / "out" / "metrics.jsonl").read_bytes().count(b"\n") < 120
     (small_disk / "other").unlink()
     go_on(small_disk / "out", quiet=True)
     assert same(tmp_path / "whole", small_disk / "out")

@@ -237,6 +237,7 @@ def test_the_page_says_how_private_it_is_not(tmp_path: Path) -> None:
 # the whole
 
 
+@pytest.mark.long
 def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tmp_path: Path) -> None:
     told: list[int] = []
     found = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
@@ -254,6 +255,7 @@ def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tm
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(tmp_path: Path, name: str) -> None:
     from fednormec.sweeps.paper_figures import draw

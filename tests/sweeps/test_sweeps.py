@@ -26,6 +26,8 @@ from fednormec.sweeps.pool import Cell, run_all, run_folders
 from fednormec.sweeps.price import price_of, price_text
 from fednormec.sweeps.ranking import Sweep, facts, line, sweep, text
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 # the grid
 
 

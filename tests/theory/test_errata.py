@@ -194,6 +194,7 @@ def test_noise_counts_in_every_coordinate():
     assert measured < total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sigma", "p"), [(0.0, 0.25), (0.1, 0.5), (0.3, 1.0)])
 def test_the_factor_two_is_not_there(sigma, p):
     rounds, d, M = 6, 50, 40

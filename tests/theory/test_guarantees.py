@@ -24,6 +24,8 @@ from fednormec.theory.question import ask
 from fednormec.theory.setting import Constants, Noise, Settings, constants_of, round_noise
 from fednormec.theory.trade_off import AgainstEpsilon, AgainstRounds, TradeOff, trade_off
 
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("undrawn")]
+
 TERMS = ["initial", "memory", "noise", "server_step", "drift"]
 SMALL = ("problem.clients=60", "problem.dim=5", "run.rounds=120", "run.evaluate_every=1")
 FULL = ("participation.name=full",)  # accounting has a closed form then: faster
@@ -175,6 +177,7 @@ def test_a_written_plan_runs_with_its_settings_and_is_never_written_over(fednorm
     assert again.code == 2 and "exists already" in sentence(again.err)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_bound_is_drawn_against_rounds_and_epsilon(fednormec_, tmp_path, suffix):
     said = fednormec_("theory", *sets(*SMALL, "participation.name=full"), "--plot", f"bound.{suffix}")
@@ -283,7 +286,7 @@ def test_a_run_that_no_theorem_covers_says_so_and_measures_what_there_is(fednorm
         assert "guarantee" not in result
     else:
         assert result["guarantee"]["covered"] is False and result["guarantee"]["why_not"]
-        assert (tmp_path / "out" / "guarantee.png").stat().st_size > 10_000
+        assert (tmp_path / "out" / "guarantee.png").exists()
         again = fednormec_("run", str(THEORY), *sets(*SMALL, *overrides), "--quiet")
         assert "guaranteed     nothing: " in again.out
     assert not (tmp_path / "out" / "guarantee.json").exists()
@@ -342,6 +345,7 @@ def test_a_mistake_in_one_file_leaves_none_behind(fednormec_, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.drawn
 def test_the_pictures_show_what_they_are_about(tmp_path):
     """Every measured point and the bound lie within the axes."""
     found = answer(read(THEORY, [*SMALL, "participation.name=full"]))

@@ -39,6 +39,7 @@ def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return float(np.exp(rng.uniform(math.log(low), math.log(high))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("noise", [QUIET, LOUD, Noise(0.06, 5.9)])
 @pytest.mark.parametrize("rounds", [1, 50, 2000])
@@ -153,6 +154,7 @@ FINITE = st.floats(1e-8, 1e8)
 OR_ZERO = st.one_of(st.just(0.0), FINITE)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(
     st.sampled_from(LOCALS), FINITE, OR_ZERO, FINITE, st.floats(0, 1), OR_ZERO, OR_ZERO, st.floats(0, 1e6),

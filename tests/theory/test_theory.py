@@ -148,6 +148,7 @@ def test_paths_grow_no_faster_than_the_exponential(u, steps):
     assert path_growth(u) <= mean + u * math.exp(u) / steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("u", [0.1, 0.5, 2.0])
 @pytest.mark.parametrize("kind", ["quadratic", "logistic"])
 @pytest.mark.parametrize("local", LOCALS)
@@ -391,6 +392,7 @@ def accepts(squares, variance):
     return abs(squares.mean() - variance) <= 4 * squares.std(ddof=1) / math.sqrt(len(squares))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("p, trust", [(0.5, None), (0.25, None), (1.0, "central"), (0.5, "central"), (0.5, "local"),
                                       (0.25, "secagg"), (1.0, "local")])  # fmt: skip
 def test_round_noise_is_what_the_engine_adds(p, trust):
@@ -520,6 +522,7 @@ def test_measure_literally():
 SAMPLE = [len(verification.GROUPS) * (7 * g % 15) + g for g in range(len(verification.GROUPS))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", SAMPLE)
 def test_what_is_measured_is_below_what_is_promised(index):
     found = verification.outcome(index, seeds=5)
@@ -528,6 +531,7 @@ def test_what_is_measured_is_below_what_is_promised(index):
     assert not found.violated
 
 
+@pytest.mark.long
 def test_cases_cover_every_group_and_every_setting():
     cases = [
         verification.case(i) for i in range(0, verification.CASES) if verification.GROUPS[i % 24].kind == "quadratic"
@@ -598,6 +602,7 @@ def test_half_of_the_memory_error_is_rejected_where_memories_only_follow():
     assert {q for q, _ in violated(case, run, doctored(promises, memory=0.5))} == {"memory"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", LOCALS)
 def test_half_of_the_noise_variance_is_rejected(local):
     """Where all tracking error is noise, in enough dimensions that its length hardly varies."""
