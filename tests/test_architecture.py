@@ -1,4 +1,4 @@
-"""The rooms of the house stand in one order, and no room uses one below it (docs/design.md)."""
+"""The rooms of the house stand in one order, and no room uses one below it (docs/design.md); nor do tests use tests."""
 
 import ast
 import inspect
@@ -104,3 +104,14 @@ def test_the_places_are_values_with_two_methods() -> None:
 )  # fmt: skip
 def test_functions_of_the_engine_stay_short_of_parameters(function: object, most: int) -> None:
     assert len(inspect.signature(function).parameters) <= most
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several need lies in tests/support."""
+    modules = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    for path in (ROOT / "tests").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not {name.split(".")[-1] for name in names} & modules, path
+    assert len(modules) > 50

@@ -194,7 +194,9 @@ def test_its_facts_fit_together(case: Case) -> None:
 @pytest.mark.parametrize("shared", [True, False], ids=["one x", "x for each"])
 def test_gradients_are_those_of_the_formula(case: Case, ids: list[int], shared: bool) -> None:
     x, some = points(case.problem, len(ids), shared), np.array(ids)
-    assert_close(case.problem.grad(x, some), expected(case, x, some))
+    rows = case.problem.grad(x, some)
+    assert rows.shape == (len(ids), case.problem.dim) and rows.dtype == x.dtype == torch.float64
+    assert_close(rows, expected(case, x, some))
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one x", "x for each"])
