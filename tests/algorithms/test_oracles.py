@@ -135,7 +135,7 @@ def test_every_named_method_has_an_oracle():
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("participation", PARTICIPATIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_methods(case, participation, problem):
+def test_every_method_is_its_literal_loop(case, participation, problem):
     if case == "alpha_normec" and participation != "full":
         pytest.skip("alpha-NormEC is the method with full participation")
     agree(problem, case, "gd4", participation, None)
@@ -144,7 +144,7 @@ def test_methods(case, participation, problem):
 @pytest.mark.long
 @pytest.mark.parametrize("trust", ["central", "secagg", "local"])
 @pytest.mark.parametrize("case", [c for c in CASES if METHODS[c.split(",")[0]].can_be_private and "exact" not in c])
-def test_methods_with_noise(case, trust):
+def test_every_method_with_noise_is_its_literal_loop(case, trust):
     participation = "full" if case == "alpha_normec" else "poisson"
     agree("quadratic", case, "gd4", participation, fn.Privacy(noise_std=0.7, trust=trust))
 
@@ -153,7 +153,7 @@ def test_methods_with_noise(case, trust):
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("case", ["fed_normec", "scaffold"])
-def test_local_operators(case, local, problem):
+def test_every_local_operator_is_its_literal_loop(case, local, problem):
     agree(problem, case, local, "poisson", None)
 
 

@@ -516,7 +516,7 @@ def test_the_lower_limit_of_the_estimate_keeps_its_confidence():
     assert 60 < sum(low > truth for low in lows) < 140
 
 
-def test_estimates_of_constant_scores():
+def test_constant_scores_tell_nothing_or_everything():
     present = np.arange(40) % 2 == 0
     assert two_gaussians(np.ones(40), present, DELTA) == (0.0, 0.0)
     assert two_gaussians(present.astype(float), present, DELTA) == (math.inf, math.inf)

@@ -44,7 +44,7 @@ def test_weights_are_public_and_undo_the_sampling():
     assert fn.full().weights(20) == (1.0, 1.0)
 
 
-def test_cohorts():
+def test_all_compute_or_only_those_who_send():
     cohort = fn.poisson(0.5).draw(10, generator(0, "cohort", 1))
     assert cohort.computing.tolist() == list(range(10))
     asleep = fn.poisson(0.5, "sleep").draw(10, generator(0, "cohort", 1))

@@ -80,7 +80,7 @@ def assert_same(wire: list[Round], process: list[Round]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("idle", ["advance", "sleep"])
 @pytest.mark.parametrize("method", METHODS)
-def test_Wire_as_in_process(tmp_path, method, idle):
+def test_over_the_wire_every_method_trains_as_in_process(tmp_path, method, idle):
     asked = config(method={"name": method}, participation={"name": "poisson", "p": 0.7, "idle": idle})
     if method == "alpha_normec":
         asked["participation"] = {"name": "full"}

@@ -310,7 +310,9 @@ A, Y = torch.ones(2, 3), torch.tensor([1, -1])
         ([A], [Y], {"test": (A, Y + 1)}, "the test set has others"),
     ],
 )
-def test_bad_data(features: list[Tensor], labels: list[Tensor], options: dict[str, Any], word: str) -> None:
+def test_data_that_do_not_fit_are_refused(
+    features: list[Tensor], labels: list[Tensor], options: dict[str, Any], word: str
+) -> None:
     with pytest.raises(UserError, match=rf"{word}.*\.$"):
         Logistic(features, labels, **options)
 
@@ -326,6 +328,6 @@ def test_bad_data(features: list[Tensor], labels: list[Tensor], options: dict[st
         ({"regularizer": -1.0}, "regularizer"),
     ],
 )
-def test_bad_recipe(arguments: dict[str, Any], word: str) -> None:
+def test_a_recipe_that_makes_no_sense_is_refused(arguments: dict[str, Any], word: str) -> None:
     with pytest.raises(UserError, match=rf"^{word} .*\.$"):
         random_logistic(**{"num_clients": 2, "dim": 2, **arguments})

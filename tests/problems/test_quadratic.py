@@ -116,7 +116,7 @@ def test_client_infima_are_those_of_each_client_alone(problem: Quadratic) -> Non
     assert lower.min() > 0.001
 
 
-def test_two_quadratics_by_hand() -> None:
+def test_two_quadratics_have_the_constants_found_by_hand() -> None:
     # mean of 2/2 (x - 1)^2 and 6/2 (x + 3)^2: least at x = -2, where it is (9 + 3) / 2
     A, b = torch.tensor([2.0, 6.0]).reshape(2, 1, 1, 1), torch.tensor([1.0, -3.0]).reshape(2, 1, 1)
     problem = Quadratic(A, b)
@@ -183,7 +183,7 @@ def test_the_seed_decides() -> None:
         ({"heterogeneity": float("inf")}, "heterogeneity"),
     ],
 )
-def test_bad_recipe(arguments: dict[str, float], word: str) -> None:
+def test_a_recipe_that_makes_no_sense_is_refused(arguments: dict[str, float], word: str) -> None:
     with pytest.raises(UserError, match=rf"^{word} .*\.$"):
         random_quadratic(**{"num_clients": 2, "dim": 2, **arguments})  # type: ignore[arg-type]
 
@@ -209,7 +209,7 @@ EYE, ZERO = torch.eye(2).reshape(1, 1, 2, 2), torch.zeros(1, 1, 2)
         (-EYE, ZERO, "semi-definite"),
     ],
 )
-def test_bad_tensors(curvatures: Tensor, minimisers: Tensor, word: str) -> None:
+def test_tensors_that_are_no_quadratic_are_refused(curvatures: Tensor, minimisers: Tensor, word: str) -> None:
     with pytest.raises(UserError, match=rf"{word}.*\.$"):
         Quadratic(curvatures, minimisers)
 

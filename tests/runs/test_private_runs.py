@@ -143,7 +143,7 @@ def asked(fednormec_, *arguments):
     return {(row["trust"], row["adjacency"], row["accountant"]): row for row in rows}
 
 
-def test_epsilon_for_a_noise(fednormec_):
+def test_the_epsilon_of_a_noise_is_told(fednormec_):
     rows = asked(fednormec_, "--p", 0.25, "--noise-std", 1.837)
     expected = {
         ("central", "zero_out", "pld"): 13.70, ("central", "zero_out", "rdp"): 15.08,
@@ -158,7 +158,7 @@ def test_epsilon_for_a_noise(fednormec_):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("p", "stds"), [(0.25, (2.73, 2.40, 5.33)), (1, (10.40, 2.32, 10.40))])
-def test_noise_for_an_epsilon(fednormec_, p, stds):
+def test_the_noise_for_an_epsilon_is_told(fednormec_, p, stds):
     rows = asked(fednormec_, "--p", p, "--epsilon", 8, "--adjacency", "zero_out")
     for trust, std in zip(("central", "secagg", "local"), stds, strict=True):
         assert rows[trust, "zero_out", "pld"]["noise_std"] == pytest.approx(std, rel=0.01)

@@ -413,7 +413,7 @@ def test_the_clock_may_go_backwards(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, [*range(1, 20)]), (5.0, [5, 10, 15])])
-def test_checkpoints_by_time(tmp_path, monkeypatch, seconds, rounds):
+def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch, seconds, rounds):
     """A round takes a second; the last needs none, as the run is at its end."""
     clock, written = Clock(), []
     monkeypatch.setattr(checkpoints, "time", clock)

@@ -168,7 +168,7 @@ def test_a_problem_that_cannot_be_taken_apart_goes_as_a_whole(same_workers):
     assert same(history(*asked), history(*asked, on=Ray(workers=2)))
 
 
-def test_train_on_ray(same_workers):
+def test_training_on_ray_is_training_here(same_workers):
     asked = (uneven_problem(), fn.fed_normec(SGD), fn.poisson(0.5), fn.Privacy(epsilon=9, delta=1e-3))
     here, there = (fn.train(*asked, rounds=6, seed=1, workers=2, on=on) for on in (None, Ray()))
     assert torch.equal(here.x, there.x)

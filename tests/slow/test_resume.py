@@ -131,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_full_disk(tmp_path, small_disk):
+def test_a_full_disk_ends_a_run_that_can_go_on(tmp_path, small_disk):
     """It fills up while the run goes on; with room again, the run ends as if nothing had happened."""
     asked = ("data.clients=6", "model.name=linear", "run.rounds=120", "privacy.noise_std=2", "run.checkpoint_rounds=20")
     whole(tmp_path / "whole", *asked)
@@ -149,7 +149,7 @@ def test_a_full_disk(tmp_path, small_disk):
     assert same(tmp_path / "whole", small_disk / "out")
 
 
-def test_a_read_only_folder(tmp_path, small_disk, fednormec_: Command):
+def test_a_read_only_folder_is_said_and_left_as_it_is(tmp_path, small_disk, fednormec_: Command):
     interrupted(small_disk / "out", "model.name=linear", "data.clients=6", "run.rounds=12")
     before = {path.name: path.read_bytes() for path in (small_disk / "out").iterdir()}
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
