@@ -45,6 +45,7 @@ from fednormec.engine.observers import End as End
 from fednormec.engine.observers import Observer as Observer
 from fednormec.engine.ray_cluster import Ray as Ray
 from fednormec.engine.record import Record as Record
+from fednormec.engine.round import Resumed as Resumed
 from fednormec.engine.round import Round as Round
 from fednormec.engine.round import Trained as Trained
 from fednormec.engine.simulation import simulate as simulate

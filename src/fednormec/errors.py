@@ -23,15 +23,15 @@ class StoppedAtOnce(Stopped):
 
 
 class BoundBroken(UserError):
-    """Method that, in a private run, sent what its bound does not allow: nothing of that round was released."""
+    """Error of a method that, in a private run, sent more than its bound allows. Nothing of that round was released."""
 
 
 class NotWritten(UserError):
-    """File that the system refused to write: a full disk, a read-only folder."""
+    """Refusal of the system to write a file: a full disk, a read-only folder."""
 
 
 class WorkerLost(UserError):
-    """Process elsewhere that computed for this one and is gone, with what its clients remembered."""
+    """Loss of a process elsewhere that computed for this one, with what its clients remembered."""
 
 
 class Diverged(Exception):

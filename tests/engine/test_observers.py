@@ -1,5 +1,7 @@
 """Observers hear of every round and of the end once, however it comes; nothing of a run depends on them."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,7 +9,8 @@ import fednormec as fn
 from fednormec.config.schema import read
 from fednormec.config.settings import QUICKSTART
 from fednormec.engine.observers import watching
-from fednormec.runs.runner import perform
+from fednormec.runs.records import finished
+from fednormec.runs.runner import go_on, perform
 
 PROBLEM = fn.random_quadratic(7, 5, parts=3, heterogeneity=1.0, seed=0)
 METHOD = fn.fed_normec(fn.gd(0.1))
@@ -73,6 +76,41 @@ def test_one_that_cannot_be_closed_says_so_and_the_others_are_closed() -> None:
     assert [one.ends[0].rounds for one in heard] == [2, 2] and all(len(one.ends) == 1 for one in heard)
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, OSError])
+def test_the_error_that_ends_a_run_comes_first(raised) -> None:
+    def fail(end: fn.End) -> None:
+        raise raised
+
+    heard = Heard()
+    with pytest.raises(ZeroDivisionError), watching([fn.Observer(close=fail), heard.observer]):
+        raise ZeroDivisionError
+    assert len(heard.ends) == 1
+
+
+def test_what_they_change_in_a_record_stays_theirs() -> None:
+    seen = list[set[str]]()
+
+    def change(r: fn.Round, record: fn.Record) -> None:
+        record.apart["train_loss"] = record["secret"] = record.apart["left_out"]
+
+    trained = fn.train(PROBLEM, METHOD, rounds=3, evaluate_every=1, observers=[fn.Observer(change)],
+                       stop_when=lambda public: seen.append(set(public)))  # fmt: skip
+    assert trained.history == fn.train(PROBLEM, METHOD, rounds=3, evaluate_every=1).history
+    assert seen == [{"round"}, {"round"}]
+
+
+@pytest.mark.parametrize("given", [[print], fn.Observer(print), iter([None])])
+def test_what_is_no_observer_is_refused_in_a_sentence(given) -> None:
+    with pytest.raises(fn.UserError, match=r"observers is a list of fn.Observer\(after=..., close=...\), not of"):
+        fn.train(PROBLEM, METHOD, rounds=2, observers=given)
+
+
+def test_any_iterable_of_them_will_do() -> None:
+    heard = Heard()
+    fn.train(PROBLEM, METHOD, rounds=2, observers=(one for one in [heard.observer]))
+    assert heard.rounds == [1, 2] and heard.ends == [fn.End(2)]
+
+
 def test_an_interrupt_closes_them_too() -> None:
     heard = Heard()
     with pytest.raises(KeyboardInterrupt), watching([heard.observer]):
@@ -87,3 +125,17 @@ def test_a_run_folder_has_them_as_well(tmp_path) -> None:
     perform(config, "test", tmp_path / "out", quiet=True, observers=[heard.observer, seen])
     assert heard.rounds == [1, 2, 3] and heard.ends == [fn.End(3)]
     assert lines == [1, 2, 3], "a round is on record before anybody hears of it"
+
+
+def test_one_that_fails_leaves_a_run_fit_to_resume_to_the_same_bits(tmp_path) -> None:
+    config = read(QUICKSTART, ["model.name=linear", "data.clients=6", "run.rounds=4", "run.checkpoint_rounds=1"])
+    perform(config, "test", tmp_path / "whole", quiet=True)
+    with pytest.raises(RuntimeError, match="an observer fails"):
+        perform(config, "test", tmp_path / "out", quiet=True, observers=[Heard(fails_after=2).observer])
+    assert (tmp_path / "out" / "checkpoint-2.safetensors").exists(), "before anybody hears of the round"
+    go_on(tmp_path / "out", quiet=True)
+    with pytest.raises(fn.UserError, match="no room"):
+        perform(config, "test", tmp_path / "last", quiet=True, observers=[Heard(fails_at_the_end=True).observer])
+    for out, name in itertools.product(("out", "last"), ("model.safetensors", "ledger.jsonl", "metrics.jsonl")):
+        assert (tmp_path / out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert finished(tmp_path / "last") is not None, "all is stored before they are told of the end"

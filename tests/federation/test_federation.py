@@ -718,7 +718,7 @@ def test_a_federation_that_has_come_to_its_end_says_so(fednormec_: Command, tmp_
     for name in ("config.toml", "metrics.jsonl"):
         (run / name).write_text("")
     summary = {"method": "m", "rounds": 1, "metrics": {}, "status": "done", "left_out": 0, "privacy": "p", "clients": 2}
-    (run / "summary.json").write_text(json.dumps(summary | {"parameters": 3}))
+    (run / "summary.json").write_text(json.dumps(summary | {"parameters": 3, "not_private": []}))
     found = fednormec_("federation", "serve", "fed")
     assert found.code == 0
     assert "has come to its end already" in found.err

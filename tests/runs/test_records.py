@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fednormec as fn
 from fednormec.config.schema import dump, read
 from fednormec.config.settings import QUICKSTART
-from fednormec.errors import Stopped
+from fednormec.errors import Stopped, UserError
 from fednormec.federation.agreement import read_federation
 from fednormec.federation.provision import make
 from fednormec.federation.sessions import Serving, serve
@@ -23,7 +23,10 @@ from fednormec.runs.runner import go_on, perform
 from fednormec.sweeps.pool import Cell, run_all
 
 SMALL = ("model.name=linear", "data.clients=6", "run.rounds=3", "privacy.epsilon=20")
-WHOLE: dict[str, Any] = {"method": "m", "rounds": 3, "metrics": {}, "status": "done"}
+WHOLE: dict[str, Any] = {
+    "method": "m", "rounds": 3, "metrics": {}, "status": "done", "clients": 2, "parameters": 9, "privacy": "none",
+    "left_out": 0, "not_private": [],
+}  # fmt: skip
 DAMAGE = {
     "cut off": lambda text: text[: len(text) // 2],
     "empty": lambda text: "",
@@ -86,6 +89,17 @@ def test_resume_computes_again_what_has_a_damaged_summary(
     for name in ("model.safetensors", "metrics.jsonl", "ledger.jsonl", "privacy.json"):
         assert (folder / name).read_bytes() == before[name], name
     assert finished(folder) == json.loads(before["summary.json"]) | {"out": str(folder)}
+
+
+def test_a_model_with_secure_noise_is_not_computed_again(tmp_path: Path) -> None:
+    """That would draw new noise, for which nothing is left to pay."""
+    out = tmp_path / "out"
+    perform(read(QUICKSTART, [*SMALL, "privacy.randomness=secure"]), "test", out, quiet=True)
+    damage(out, "empty")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UserError, match="but the model is there: .* nothing was changed"):
+        go_on(out, quiet=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("how", DAMAGE)
@@ -173,9 +187,9 @@ def test_a_record_keeps_apart_what_is_not_private() -> None:
     for number, record in enumerate(trained.history, start=1):
         assert isinstance(record, fn.Record) and fn.Record.read(json.loads(json.dumps(record)), number) == record
         assert record.evaluated == (number % 2 == 0)
-        assert record.private.keys() <= record.apart.keys() and "sent" not in record.private
+        assert record.client_figures.keys() <= record.apart.keys() and "sent" not in record.client_figures
         assert set(record.public_part) == set(record) - {"not_private"}
-        assert not set(record.public) & {"round", "epsilon", "delta", "label"}
+        assert not set(record.public_figures) & {"round", "epsilon", "delta", "label"}
 
 
 def test_a_tally_is_the_same_for_records_that_were_read_back() -> None:
@@ -184,6 +198,6 @@ def test_a_tally_is_the_same_for_records_that_were_read_back() -> None:
         for k, a in enumerate((0.1, None, 0.3), start=1)
     ]
     tally = Tally(map(fn.Record, lines))
-    assert (tally.rounds, tally.left_out, tally.private) == (3, 6, {"train_loss"})
+    assert (tally.rounds, tally.left_out, tally.client_figures) == (3, 6, {"train_loss"})
     assert tally.latest == {"test_accuracy": 0.3, "train_loss": 2 / 3}
     assert tally.curve[::2] == [0.1, 0.3] and math.isnan(tally.curve[1])

@@ -412,9 +412,9 @@ def test_the_clock_may_go_backwards(tmp_path, monkeypatch):
     assert resumed[0]["after_round"] == 8
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, [*range(1, 20)]), (5.0, [5, 10, 15])])
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, [*range(1, 20)]), (5.0, [6, 11, 16])])
 def test_checkpoints_are_written_by_the_clock(tmp_path, monkeypatch, seconds, rounds):
-    """A round takes a second; the last needs none, as the run is at its end."""
+    """A second passes after each round; the last needs no checkpoint, as the run is at its end."""
     clock, written = Clock(), []
     monkeypatch.setattr(checkpoints, "time", clock)
     save = checkpoints.save

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -174,6 +175,20 @@ def test_training_on_ray_is_training_here(same_workers):
     assert torch.equal(here.x, there.x)
     assert here.history == there.history
     assert here.statement.text == there.statement.text
+
+
+def test_what_cannot_be_sent_to_a_worker_is_said_in_a_sentence(same_workers):
+    lock = threading.Lock()
+    stuck = fn.fed_normec(SGD._replace(run=lambda *args: lock))
+    with pytest.raises(UserError, match="the problem or the method cannot be sent to a worker: .*lock"):
+        next(fn.simulate(mlp_problem(), stuck, rounds=1, on=Ray(workers=2)))
+
+
+def test_who_takes_part_is_no_business_of_the_workers(same_workers):
+    lock = threading.Lock()
+    rule = fn.poisson(0.5)._replace(rate=lambda m: 0.5 if lock else 1.0)
+    asked = (mlp_problem(), fn.fed_normec(SGD), rule)
+    assert same(history(*asked), history(*asked, on=Ray(workers=2)))
 
 
 # checkpoints

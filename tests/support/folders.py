@@ -53,7 +53,8 @@ def made(
         ledger.append({"round": k, **paid})
     summary: dict[str, Any] = {
         "method": "Fed-alpha-NormEC", "rounds": len(lines), "status": "done", "clients": 10, "parameters": 7,
-        "metrics": {"test_accuracy": accuracies[-1]}, "privacy": "none: no noise was added",
+        "metrics": {"test_accuracy": accuracies[-1]}, "privacy": "none: no noise was added", "left_out": 0,
+        "not_private": ["left_out"],
     }  # fmt: skip
     if epsilon is not None:
         summary |= {"private": not label, "epsilon": epsilon, "delta": 1e-5, "trust": "central"}

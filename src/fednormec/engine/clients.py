@@ -1,8 +1,5 @@
-"""Clients' side of a round.
-
-A `Job` is what is computed, a `Place` is where; it gives `Clients`, which exchange a round's messages. `tile` is what
-every place computes: some clients update, bound, remember and send.
-"""
+"""The clients' side of a round. A `Job` is what is computed, a `Place` is where; it gives `Clients`, which exchange a
+round's messages. `tile` is what threads and Ray compute: some clients update, bound, remember and send."""
 
 import math
 from contextlib import AbstractContextManager
@@ -45,27 +42,17 @@ class Job(NamedTuple):
     seed: int
     x: Tensor
 
-    @property
-    def primed(self) -> "Job":
-        """Job of the method that runs for one exact round before the first."""
-        assert self.algorithm.prime is not None
-        return self._replace(algorithm=self.algorithm.prime)
-
-    @property
-    def message_width(self) -> int:
-        """Number of numbers in a message."""
-        return self.algorithm.message_slots * self.problem.dim
+    def work(self, prime: bool = False) -> "Work":
+        """Work of a tile; with `prime` that of the method that runs for one exact round before the first."""
+        algorithm = self.algorithm.prime if prime else self.algorithm
+        assert algorithm is not None
+        longest = math.inf if self.plan is None else self.plan.mechanism.radius
+        return Work(self.problem, algorithm, Adding(regroups(self.participation, self.problem), longest))
 
     @property
     def memory_shape(self) -> tuple[int, int]:
         """Shape of all clients' memories, a row for each client."""
         return self.problem.num_clients, self.algorithm.memory_slots * self.problem.dim
-
-    @property
-    def adding(self) -> Adding:
-        """Rule for adding messages, with the length that one may have."""
-        longest = math.inf if self.plan is None else self.plan.mechanism.radius
-        return Adding(regroups(self.participation, self.problem), longest)
 
     @property
     def stretch(self) -> int:
@@ -82,8 +69,30 @@ class Job(NamedTuple):
         return size * max(1, math.ceil(min(1 / self.participation.rate(m), most)))
 
 
+class Work(NamedTuple):
+    """Work of a tile of clients: all that a worker elsewhere needs of a job.
+
+    Args:
+        problem: what is minimised.
+        algorithm: the method.
+        adding: how messages are added, and how long one may be.
+    """
+
+    problem: Problem
+    algorithm: Algorithm
+    adding: Adding
+
+    @property
+    def message_width(self) -> int:
+        """Number of numbers in a message."""
+        return self.algorithm.message_slots * self.problem.dim
+
+
 class Place(Protocol):
-    """Place where clients compute: `Threads` of this process, `Ray`'s workers, machines at the other end of a wire."""
+    """Place where clients compute: `Threads` of this process, `Ray`'s workers, machines at the other end of a wire.
+
+    A place is trusted: it adds and measures the messages, and says who answered.
+    """
 
     def check(self, job: Job) -> None:
         """Raises UserError if the job cannot be computed there; called before anything is written."""
@@ -99,7 +108,7 @@ class Exchanged(NamedTuple):
 
     Attributes:
         total: sum of the senders' messages, float64.
-        left_out: number of clients that were left out because their update was non-finite, or their message no message.
+        left_out: number of clients that were left out, because their update was non-finite or their message refused.
         cohort: clients that answered, where clients can fail to; None: all who were asked.
         missed: number of clients that did not answer, where clients can fail to.
     """
@@ -111,7 +120,7 @@ class Exchanged(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Sum of what the tiles from number place · 2^level on exchange, 2^level of them, added in the tree of `add`."""
+    """Sum over 2^level neighbouring tiles, the first of which has the number place · 2^level: a subtree of `add`."""
 
     level: int
     place: int
@@ -160,30 +169,30 @@ def add(branches: list[Branch], new: Branch) -> None:
     branches.append(new)
 
 
-def added(branches: list[Branch], job: Job) -> Exchanged:
+def added(branches: list[Branch], width: int, device: torch.device) -> Exchanged:
     """Adds all branches, from the right, where they are shortest; returns zeros if nobody computed."""
     if not branches:
-        return Exchanged(torch.zeros(job.message_width, dtype=torch.float64, device=job.x.device), 0)
+        return Exchanged(torch.zeros(width, dtype=torch.float64, device=device), 0)
     total = branches[-1].sum.total
     for branch in reversed(branches[:-1]):
         total = branch.sum.total.add_(total)
     return Exchanged(total, sum(branch.sum.left_out for branch in branches))
 
 
-def tile(job: Job, server: Server, memories: Memories, cohort: Cohort, moment: Moment) -> Exchanged:
+def tile(work: Work, server: Server, memories: Memories, cohort: Cohort, moment: Moment) -> Exchanged:
     """Computes one tile of clients: updates, bounds, remembers, and adds the messages of those who send."""
     ids, memory = cohort.computing, memories.rows
     own = ids - memories.first
     with stage("memories"):
         where = neighbours(own) or torch.as_tensor(own, device=memory.device)
         rows = memory[where]  # a view when the ids are neighbours
-    messages, left_out = computed(job.problem, job.algorithm, server, rows, ids, moment)
+    messages, left_out = computed(work.problem, work.algorithm, server, rows, ids, moment)
     with stage("memories"):
         if not isinstance(where, slice):
             memory[where] = rows
         memories.let_go(int(own[0]), int(own[-1]))
         sends = torch.as_tensor(cohort.sending, dtype=rows.dtype, device=rows.device)
-        return Exchanged(summed(job.algorithm, messages, sends, job.adding), left_out)
+        return Exchanged(summed(work.algorithm, messages, sends, work.adding), left_out)
 
 
 def computed(

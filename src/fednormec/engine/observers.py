@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from fednormec.engine.record import Record
+from fednormec.engine.record import APART, Record
+from fednormec.errors import UserError
 
 if TYPE_CHECKING:
     from fednormec.engine.round import Round
@@ -38,8 +39,8 @@ class Observer(NamedTuple):
     Args:
         after: called after each round with the Round and its record. The memories of a Round are the live block: copy
             what you want to keep.
-        close: called once with the End, however the run ends. If an error ends the run, that error is raised after all
-            observers are closed, and what they raise then is dropped.
+        close: called once with the End of a run that had begun, however it ends. If an error ends the run, it is raised
+            after all observers are closed, and what they raise then is dropped.
 
     >>> import fednormec as fn
     >>> problem, seen = fn.random_quadratic(5, 3), []
@@ -57,13 +58,18 @@ class Watch:
     """Observers of one run; each is closed once."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers, self._open, self._rounds = tuple(observers), list(observers), 0
+        self._observers, self._rounds = list(observers), 0
+        wrong = [one for one in self._observers if not (hasattr(one, "after") and hasattr(one, "close"))]
+        if wrong:
+            kind = type(wrong[0]).__name__
+            raise UserError(f"observers is a list of fn.Observer(after=..., close=...), not of {kind}.")
+        self._open = list(self._observers)
 
     def after(self, round: "Round", record: Record) -> None:
         """Tells all observers of a round."""
         self._rounds = round.number
         for observer in self._observers:
-            observer.after(round, record)
+            observer.after(round, Record(record | {APART: dict(record.apart)}))  # theirs to change
 
     def close(self, why: str | None = None) -> None:
         """Closes all that are open, after the last round that they were told of."""
@@ -79,7 +85,7 @@ def watching(observers: Sequence[Observer]) -> Iterator[Watch]:
         yield watch
     except BaseException as error:
         while watch._open:
-            with suppress(Exception):
+            with suppress(BaseException):
                 watch.close(str(error) or type(error).__name__)
         raise
     watch.close()

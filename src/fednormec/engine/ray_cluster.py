@@ -27,10 +27,10 @@ from fednormec.core.local import Moment
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Divisible, Metrics, Problem
 from fednormec.core.stages import Stage, looking, profiled
-from fednormec.engine.clients import Branch, Clients, Exchanged, Job, add, added, tile, tiles
+from fednormec.engine.clients import Branch, Clients, Exchanged, Job, Work, add, added, tile, tiles
 from fednormec.engine.memories import Memories, Remembered, pieces
 from fednormec.engine.threads import compute_alone, keep_freed_memory
-from fednormec.errors import UserError, WorkerLost, at_least_one, require_room
+from fednormec.errors import UserError, WorkerLost, at_least_one, require_room, visible
 
 ANSWERS_WITHIN = 20.0  # seconds: Ray itself would try for minutes
 STARTS_WITHIN = 60.0
@@ -128,7 +128,7 @@ class _There(NamedTuple):
             for level, place, total, left_out in sums:
                 add(branches, Branch(level, place, Exchanged(torch.tensor(total), left_out)))
             _note(seconds, len(under_way))
-        return added(branches, self.job.primed if prime else self.job)
+        return added(branches, self.job.work(prime).message_width, server.x.device)
 
 
 class _Elsewhere(NamedTuple):
@@ -168,12 +168,19 @@ class _Worker:
     def versions(self) -> dict[str, str]:
         return _versions()
 
-    def own(self, job: Job, first: int, last: int) -> None:
-        """Takes over the clients first to last - 1 of this job."""
-        shape = last - first, job.memory_shape[1]
-        require_room("the memories of a worker's clients", math.prod(shape) * job.x.dtype.itemsize,
+    def own(self, works: dict[bool, Work], clients: tuple[int, int], width: int, dtype: torch.dtype) -> None:
+        """Takes over some clients.
+
+        Args:
+            works: their work, and by True that of the round before the first, if there is one.
+            clients: number of the first, and number after that of the last.
+            width: numbers in a client's memory.
+            dtype: that of the memories.
+        """
+        shape = clients[1] - clients[0], width
+        require_room("the memories of a worker's clients", math.prod(shape) * dtype.itemsize,
                      "take more workers, on more machines")  # fmt: skip
-        self._job, self._memories = job, Memories(shape, job.x.dtype, first=first)
+        self._works, self._memories = works, Memories(shape, dtype, first=clients[0])
 
     def exchange(
         self,
@@ -194,12 +201,12 @@ class _Worker:
             prime: whether this is the exact round before the first.
             timed: whether the seconds are asked for; otherwise they are left out.
         """
-        job = self._job.primed if prime else self._job
+        work = self._works[prime]
         server = Server(torch.tensor(sent[0]), torch.tensor(sent[1]), sent[2])
         branches = list[Branch]()
         with profiled() as profile:
             for place, some in enumerate(cut, number):
-                add(branches, Branch(0, place, tile(job, server, self._memories, some, moment)))
+                add(branches, Branch(0, place, tile(work, server, self._memories, some, moment)))
         sums = [(level, place, one.total.numpy(), one.left_out) for level, place, one in branches]
         return sums, profile.facts(1)["stages"] if timed else {}
 
@@ -244,11 +251,14 @@ def _settle(owner: _Owner, job: Job) -> None:
     part = (
         _Part(problem.part(first, last), first, sizes) if isinstance(problem, Divisible) else _Part(problem, 0, sizes)
     )
+    kinds = (False,) if job.algorithm.prime is None else (False, True)
+    works = {prime: job.work(prime)._replace(problem=part) for prime in kinds}
     try:
-        sending = process.own.remote(job._replace(problem=part), first, last)
+        sending = process.own.remote(works, (first, last), job.memory_shape[1], job.x.dtype)
     except (TypeError, AttributeError) as error:
-        said = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(f"the problem or the method cannot be sent to a worker: {said}.") from error
+        lines = str(error).strip().splitlines()
+        said = next((line.strip() for line in lines if "pickle" in line), lines[0]).rstrip(".")
+        raise UserError(f"the problem or the method cannot be sent to a worker: {visible(said, 200)}.") from error
     _got([sending])
 
 

@@ -19,7 +19,7 @@ class Record(dict[str, Any]):
     `missed`). A non-finite figure is NaN, and null in a file. The properties also read a damaged record.
 
     >>> r = Record(round=3, epsilon=0.5, delta=1e-5, test_accuracy=0.9, not_private={"train_loss": 0.3, "sent": 7})
-    >>> r.round, r.public, r.private, r.evaluated
+    >>> r.round, r.public_figures, r.client_figures, r.evaluated
     (3, {'test_accuracy': 0.9}, {'train_loss': 0.3}, True)
     """
 
@@ -35,19 +35,19 @@ class Record(dict[str, Any]):
         return found if isinstance(found, dict) else {}
 
     @property
-    def public(self) -> dict[str, Any]:
+    def public_figures(self) -> dict[str, Any]:
         """Figures of the model on a public test set."""
         return {key: value for key, value in self.items() if key not in (*ABOUT, APART)}
 
     @property
-    def private(self) -> dict[str, Any]:
+    def client_figures(self) -> dict[str, Any]:
         """Figures of the model that look at clients' data."""
         return {key: value for key, value in self.apart.items() if key not in (*COUNTS, MISSED, *THEORY)}
 
     @property
     def evaluated(self) -> bool:
         """True if the model was evaluated after this round."""
-        return bool(self.public or self.private)
+        return bool(self.public_figures or self.client_figures)
 
     @property
     def public_part(self) -> "Record":

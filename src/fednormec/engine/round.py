@@ -128,7 +128,7 @@ class Resumed(NamedTuple):
     def spent(self) -> int:
         """Number of releases that count before the next round."""
         known = 0 if self.saved is None else self.saved.releases
-        return known if self.releases is None else self.releases
+        return known if self.releases is None else max(known, self.releases)
 
 
 class Trained(NamedTuple):

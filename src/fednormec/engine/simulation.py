@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def simulate(
             None: never.
         on: where clients compute, such as Threads(workers=8) or Ray("10.0.0.1:6379"); by default on threads. A Round's
             memories lie there: copy what you want to keep.
-        before_release: called with the round and the plan before anything of a private round leaves the clients.
+        before_release: called with the round and the plan before anything of a private round is released.
         resume: state of the same simulation to resume from. The bits are then those of one that was never interrupted
             (secure noise excepted).
 
@@ -144,8 +144,9 @@ def train(
             for r in simulation:
                 x = r.x
                 history.append(record(r))
+                public = history[-1].public_part
                 watch.after(r, history[-1])
-                stopped = None if r.last else stop_when(history[-1].public_part)
+                stopped = None if r.last else stop_when(public)
                 if stopped is not None:
                     simulation.close()
         except Diverged as end:
@@ -218,6 +219,8 @@ def _released(
         return _Released(total, cohort if answered is None else answered, left_out, missed)
     cohort = plan.mechanism.cohort(job.seed, number)
     if clients.noisy:  # what they send is the release
+        if plan.mechanism.trust != "local":
+            raise UserError(f"clients add noise of their own only with trust = 'local', not '{plan.mechanism.trust}'.")
         before_release(number, plan)
     told = server.x.clone(), server.memory.clone()
     total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
@@ -276,12 +279,11 @@ def _require_fit(saved: Saved, job: Job) -> None:
 
 
 def _with_workers(on: Place | None, workers: int | None) -> Place:
-    """Returns the place with `workers` workers; raises UserError if it does not leave their number open."""
-    if on is None:
-        return Threads(workers)
-    if workers is None:
-        return on
-    if getattr(on, "workers", workers) is None:
-        replaced: Place = on._replace(workers=workers)  # type: ignore[attr-defined]
-        return replaced
-    raise UserError(f"how many workers there are is said once: {on} or workers={workers}.")
+    """Returns the place with a number of workers, where it leaves that open."""
+    if on is None or workers is None:
+        return Threads(workers) if on is None else on
+    given: Any = on
+    if "workers" in getattr(on, "_fields", ()) and given.workers is None:
+        place: Place = given._replace(workers=workers)
+        return place
+    raise UserError("`on` says where clients compute and on how many workers: leave workers out.")

@@ -156,14 +156,14 @@ class _Here(NamedTuple):
         pass
 
     def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
-        job = self.job.primed if prime else self.job
+        work = self.job.work(prime)
 
-        def work(some: list[Cohort]) -> list[Exchanged]:
-            return [tile(job, server, self.memories, one, moment) for one in some]
+        def compute(some: list[Cohort]) -> list[Exchanged]:
+            return [tile(work, server, self.memories, one, moment) for one in some]
 
         branches, number = list[Branch](), 0
-        for results in self.pool.in_order(self.submit, work, tiles(self.job, cohort), job.problem.tile):
+        for results in self.pool.in_order(self.submit, compute, tiles(self.job, cohort), work.problem.tile):
             for one in results:
                 add(branches, Branch(0, number, one))
                 number += 1
-        return added(branches, job)
+        return added(branches, work.message_width, server.x.device)

@@ -40,7 +40,7 @@ def linear(input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Fully connected layers with ReLU between them, on the flattened example.
+    """Fully connected layers of the widths `hidden`, with ReLU between them, on the flattened example.
 
     Args:
         input_shape: shape of one example.
@@ -61,7 +61,7 @@ def small_cnn(
     norm: str = "group",
     halving: Literal["pool", "stride"] = "pool",
 ) -> nn.Module:
-    """Convolutional stages (3x3 convolution, group norm or none, 2x2 max pooling, ReLU), then a linear layer.
+    """Stages, one per entry of `channels` (3x3 convolution, group norm or none, 2x2 max pooling, ReLU), then linear.
 
     Every stage halves the image, so its sides must be at least 2 to the number of stages.
 
@@ -87,7 +87,7 @@ def small_cnn(
 
 
 def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") -> nn.Module:
-    """ResNet-20 for CIFAR of He et al. (2016), section 4.2: three stages of three blocks, widths 16, 32, 64.
+    """Network of He et al. (2016), section 4.2, 20 layers for CIFAR: three stages of three blocks, widths 16, 32, 64.
 
     Shortcuts are their option A, without parameters. norm="batch" is the paper's net, 269,722 parameters on 3x32x32
     with 10 classes; it takes the statistics of the batch at hand in training and in evaluation alike and keeps no

@@ -29,6 +29,7 @@ from fednormec.privacy.statement import Statement
 from fednormec.runs.environment import environment
 from fednormec.runs.records import SUMMARY, finished
 
+MODEL = "model.safetensors"
 BEGUN = {"metrics.jsonl", "environment.json", f"environment.json{PART}", f"config.toml{PART}"}  # before its config
 
 
@@ -152,7 +153,7 @@ class RunFolder:
         if statement is not None:
             replace_text(self.path / "privacy.txt", statement.text + "\n")
             self.note("privacy", statement.facts)
-        with replaced(self.path / "model.safetensors") as file:
+        with replaced(self.path / MODEL) as file:
             file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
         self.note(Path(SUMMARY).stem, summary)
 

@@ -21,14 +21,16 @@ class Summary(dict[str, Any]):
     """End of a run, as a dict that JSON can hold: summary.json, which is written last of all.
 
     Keys that every summary has: `method` (its name), `rounds` (number of rounds done), `metrics` (the last figures of
-    the model, null for a non-finite one), `status` (done, diverged or budget_spent). A private run adds `epsilon`,
-    `delta`, `private` and more of its statement.
+    the model, null for a non-finite one), `status` (done, diverged or budget_spent), `clients`, `parameters`,
+    `privacy` (a sentence), `left_out` (number of updates), `not_private` (names of figures). A private run adds
+    `epsilon`, `delta`, `private` and more of its statement.
     """
 
     @classmethod
     def read(cls, found: Any) -> "Summary | None":
         """Returns the summary, if what was found is one; otherwise None."""
-        kinds = {"method": str, "rounds": int, "metrics": dict, "status": str}
+        kinds = {"method": str, "rounds": int, "metrics": dict, "status": str, "clients": int, "parameters": int,
+                 "privacy": str, "not_private": list, "left_out": int}  # fmt: skip
         whole = isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
         return cls(found) if whole else None
 
@@ -57,7 +59,7 @@ class Tally:
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.rounds, self.left_out = 0, 0
         self.latest: dict[str, float] = {}
-        self.private: set[str] = set()  # those of the latest figures that look at clients' data
+        self.client_figures: set[str] = set()  # those of the latest figures that look at clients' data
         self.curve: list[float] = []
         self.evaluated: list[Record] = []
         for record in records:
@@ -68,8 +70,8 @@ class Tally:
         self.rounds, self.left_out = record["round"], self.left_out + record.apart["left_out"]
         if not record.evaluated:
             return
-        found = {**record.public, **record.private}
+        found = {**record.public_figures, **record.client_figures}
         self.latest = {key: math.nan if value is None else value for key, value in found.items()}
-        self.private = set(record.private)
+        self.client_figures = set(record.client_figures)
         self.evaluated.append(record)
         self.curve.append(next(self.latest[key] for key in (*SHOWN, *self.latest) if key in self.latest))

@@ -9,6 +9,7 @@ from fednormec.errors import UserError
 from fednormec.privacy.ledger import spent_in
 from fednormec.runs.checkpoint import Checkpoint
 from fednormec.runs.environment import environment
+from fednormec.runs.folder import MODEL
 from fednormec.runs.start import data_digest
 
 ONE_COPY = (
@@ -55,6 +56,20 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
     if not secure:
         return Repeated(known, (f"{rounds}; they are computed again with the same noise, which releases nothing new",))
     return Repeated(paid, (f"{rounds}; they are drawn again with new noise, so that both count", *copies))
+
+
+def require_no_secure_model(folder: Path, experiment: Experiment) -> None:
+    """Raises UserError if a run with secure noise has its model, but neither a summary nor a checkpoint any more.
+
+    Computing it again would draw new noise, be paid for once more, and put another model in the place of this one.
+    """
+    secure = experiment.privacy is not None and experiment.privacy.randomness == "secure"
+    if secure and (folder / MODEL).is_file():
+        raise UserError(
+            f"summary.json in {folder} is damaged or missing, but the model is there: to compute it again would draw "
+            "new noise and be paid for again. Put summary.json back from a copy, or take the model as it is; nothing "
+            "was changed."
+        )
 
 
 def require_same_config(folder: Path, config: str) -> None:

@@ -3,8 +3,11 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
 
 from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.schema import Config, read
@@ -13,7 +16,6 @@ from fednormec.core.stages import Profile, profiled, stage
 from fednormec.engine.clients import Place
 from fednormec.engine.observers import Observer, Watch, watching
 from fednormec.engine.planning import planned
-from fednormec.engine.record import Record
 from fednormec.engine.round import Resumed, Round, record
 from fednormec.errors import (
     Diverged,
@@ -36,6 +38,7 @@ from fednormec.runs.resume import (
     changes,
     differs,
     repeated,
+    require_no_secure_model,
     require_same_config,
     require_same_data,
     with_resumption,
@@ -118,7 +121,7 @@ def perform(
             for section in () if quiet else experiment.unused:
                 note(f"this run has no use for [{section}].")
             with _says_how_to_go_on(path, site.command):
-                watchers = _observers(folder, experiment.run.rounds, quiet, tensorboard, 0, observers)
+                watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, 0, observers)
                 run = _Run(experiment, folder, paying, site, watchers, stop, looking, None, plan, known)
                 return _train(run, rounds)
 
@@ -158,6 +161,8 @@ def go_on(
         if checkpoint is not None and site.forgets:
             checkpoint = checkpoint.without_memories()
         done = 0 if checkpoint is None else checkpoint.round
+        if checkpoint is None:
+            require_no_secure_model(path, experiment)
         again = repeated(experiment, path, checkpoint, len(folder.readable()))
         paying = _Paying(folder, again.releases - done if experiment.privacy is not None else 0)
         place = place_of(experiment, site.on, path)
@@ -168,7 +173,7 @@ def go_on(
         folder.note("environment", with_resumption(begun, done))
         by_plan = begun.get("planned") is True
         with _says_how_to_go_on(path, site.command):
-            watchers = _observers(folder, experiment.run.rounds, quiet, tensorboard, done)
+            watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, done)
             run = _Run(experiment, folder, paying, site, watchers, stop, looking, checkpoint, by_plan)
             return _train(run, rounds)
 
@@ -192,9 +197,10 @@ class _Paying:
 
 
 class _Run(NamedTuple):
-    """Needs of a run besides its rounds.
+    """What a run needs besides its rounds.
 
     Attributes:
+        observers: opens all who watch.
         by_plan: whether the theory chose the settings.
         known: the constants that it chose them from.
     """
@@ -203,7 +209,7 @@ class _Run(NamedTuple):
     folder: RunFolder
     paying: _Paying
     site: Site
-    observers: Sequence[Observer]
+    observers: Callable[[], list[Observer]]
     stop: Callable[[], bool]
     profile: Profile | None
     checkpoint: Checkpoint | None = None
@@ -215,25 +221,17 @@ def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
     """Computes the rounds, and stores how the run ended."""
     experiment, folder = run.experiment, run.folder
     tally = Tally(folder.records)
-    x = experiment.problem.init(generator(experiment.run.seed, "init"))
-    x = x if run.checkpoint is None else run.checkpoint.server.x
-
-    def hear(r: Round, record: Record) -> None:
-        nonlocal x
-        x = r.x
-        tally.add(record)
-
-    with watching([Observer(hear), *run.observers]) as watch:
-        ended = _in_order(run, rounds, watch)
+    with watching(run.observers()) as watch:
+        x, ended = _in_order(run, rounds, tally, watch)
+        statement = _statement(run, ended)
+        summary = summarize(experiment, tally, folder.path, ended, statement)
+        if ended is None and tally.evaluated and measures(experiment) is not None:
+            summary["guarantee"] = against_guarantee(experiment, folder, tally.evaluated, run.known, run.by_plan)
+        summary |= {"not_private": [*sorted(tally.client_figures), "left_out"], "left_out": tally.left_out}
+        with stage("disk"):
+            folder.finish(experiment.problem.named(x), summary, statement)
+            tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
         watch.close(ended)
-    statement = _statement(run, ended)
-    summary = summarize(experiment, tally, folder.path, ended, statement)
-    if ended is None and measures(experiment) is not None:
-        summary["guarantee"] = against_guarantee(experiment, folder, tally.evaluated, run.known, run.by_plan)
-    summary |= {"not_private": [*sorted(tally.private), "left_out"], "left_out": tally.left_out}
-    with stage("disk"):
-        folder.finish(experiment.problem.named(x), summary, statement)
-        tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
     if run.profile is not None:
         workers = threads_of(experiment).pool(experiment.problem).workers
         summary["profile"] = run.profile.facts(workers) | {"choices": choices(experiment, run.site.on)}
@@ -242,53 +240,55 @@ def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
     return Summary(summary | texts)
 
 
-def _in_order(run: _Run, rounds: Iterator[Round], watch: Watch) -> str | None:
-    """Takes the rounds in the order that the privacy promise rests on; returns how the model diverged, if so.
+def _in_order(run: _Run, rounds: Iterator[Round], tally: Tally, watch: Watch) -> tuple[Tensor, str | None]:
+    """Takes the rounds in the order that the privacy promise rests on.
 
-    1. Ledger: `rounds` pays for a round (`_Paying`) before anything of it leaves the clients, and that is on the disk
-       then. A crash right after it overstates what was spent; in any other order it could understate it.
+    1. Ledger: `rounds` pays for a round (`_Paying`) before anything of it is released, and that is on the disk then. A
+       crash right after it overstates what was spent; in any other order it could understate it.
     2. Release: the round comes out of `rounds`, with its noise.
     3. Record: what was released is written down before a checkpoint, which holds a digest of all records. Whoever
        resumes can thus tell which rounds are on record, and that they are those of the checkpoint.
     4. Checkpoint: last. A round in it is never computed again, and so, with secure noise, never released twice.
 
-    Observers hear of a round once it is on record; nothing rests on them.
+    Observers hear of a round after that: nothing rests on them.
+
+    Returns:
+        The last finite model, and how it diverged; None if it did not.
     """
     measure, checkpoints = measures(run.experiment), _checkpoints(run.experiment, run.folder)
+    x = run.experiment.problem.init(generator(run.experiment.run.seed, "init"))
+    x = x if run.checkpoint is None else run.checkpoint.server.x
     try:
         for r in rounds:
             with stage("evaluation"):
                 measured = None if measure is None or r.metrics is None else measure(r)
-            line = record(r, measured)
+            x, line = r.x, record(r, measured)
             with stage("disk"):
                 run.folder.add(line)
+            tally.add(line)
+            stopped = _keep(run, checkpoints, r)
             watch.after(r, line)
-            _keep(run, checkpoints, r)
+            if stopped:
+                raise Stopped(f"stopped after round {r.number}.")
     except Diverged as end:
-        return str(end)
-    return None
+        return x, str(end)
+    return x, None
 
 
-def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> None:
-    """Writes a checkpoint if it is due, or if the run is to stop here; raises Stopped in that case."""
-    if r.last:
-        if run.experiment.run.keep_checkpoint:  # now: memories that lie elsewhere end with the rounds
-            with stage("disk"):
+def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> bool:
+    """Writes a checkpoint if it is due, or if the run is to stop here; returns whether it is."""
+    stop = not r.last and run.stop()
+    due = run.experiment.run.keep_checkpoint if r.last else checkpoints.due(r.number)  # memories elsewhere end with it
+    if stop or due:
+        with stage("disk"):
+            run.folder.sync()
+            try:
                 checkpoints.save(r, run.folder.digest)
-        return
-    stop = run.stop()
-    if not (stop or checkpoints.due(r.number)):
-        return
-    with stage("disk"):
-        run.folder.sync()
-        try:
-            checkpoints.save(r, run.folder.digest)
-        except NotWritten as error:
-            if stop:
-                raise
-            note(f"{error} The run goes on without this checkpoint.")
-    if stop:
-        raise Stopped(f"stopped after round {r.number}.")
+            except NotWritten as error:
+                if stop or r.last:
+                    raise
+                note(f"{error} The run goes on without this checkpoint.")
+    return stop
 
 
 def _observers(

@@ -43,6 +43,6 @@ def scalars(record: Record) -> dict[str, float]:
     """
     label = "_" + record["label"].replace(" ", "_") if "label" in record else ""
     spent = {f"epsilon{label}": record["epsilon"]} if "epsilon" in record else {}
-    public = spent | record.public
+    public = spent | record.public_figures
     apart = {f"{APART}/{key}": value for key, value in record.apart.items()}
     return {tag: float(value) for tag, value in (public | apart).items()}
