@@ -95,6 +95,7 @@ def test_the_closed_form_is_the_local_operator() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.long
 def test_clipping_stalls_on_plain_random_quadratics_too() -> None:
     x0, relative = torch.from_numpy(np.random.default_rng(0).standard_normal(10)), []
     for seed in (1, 2, 3):

@@ -91,6 +91,7 @@ def test_scaffold_cancels_the_drift_that_fed_avg_keeps():
     assert mean_gradient(drift).norm() > 1e-3
 
 
+@pytest.mark.long
 def test_normalising_without_memory_stalls_where_fed_normec_converges():
     """The two-client example: f_1 = (x-1)^2/2 of curvature 1, f_2 of curvature 4, minimiser -1: the optimum is -3/5."""
     two = fn.Quadratic(

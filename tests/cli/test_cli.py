@@ -436,6 +436,7 @@ finally:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["config", "--help"], ["--version"]])
 def test_help_answers_without_torch(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True)

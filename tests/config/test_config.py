@@ -496,6 +496,7 @@ def test_without_these_settings_the_data_are_dealt_out_as_ever(fraction: float) 
     assert numbers(data.test) == numbers(expected.test) != []
 
 
+@pytest.mark.long
 @quick
 @given(st.integers(5, 40), st.integers(1, 10), st.integers(0, 2**32))
 def test_so_many_examples_are_drawn_of_each_set(examples: int, test_examples: int, seed: int) -> None:

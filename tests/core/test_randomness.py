@@ -32,6 +32,7 @@ def test_the_purposes_are_found():
     assert {"cohort", "noise", "init", "local order", "split", "partition"} <= purposes()
 
 
+@pytest.mark.long
 def test_no_two_addresses_are_one_over_all_purposes():
     numbers = (0, 1, 3, 5, 35, 53)
     places = [(), *((r,) for r in numbers), *product(numbers, numbers)]

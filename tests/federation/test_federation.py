@@ -297,6 +297,7 @@ def test_all_memories_can_start_over(tmp_path):
     assert all(request.base == 0 for request in network.requests[3].values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", range(1, ROUNDS))
 def test_a_server_that_goes_on_from_its_checkpoint_asks_for_the_same_again(tmp_path, after):
     """Killed after the clients moved and before its checkpoint: it ends as if nothing had happened."""

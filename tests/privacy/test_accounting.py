@@ -126,6 +126,7 @@ def test_central_agrees_with_dp_accounting(p, std, rounds, at, width, mirrored):
         assert epsilon(Hidden(p, 1 / std), rounds, at, "rdp") == pytest.approx(renyi, rel=2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("p", "std", "adjacency", "colluders", "rounds", "width"), [
     (0.25, 1.837, "zero_out", 0, 300, 1e-3), (0.25, 4.0, "replace_one", 5, 300, 1e-3),
     (0.6, 1.0, "zero_out", 10, 40, 5e-3),
@@ -390,6 +391,7 @@ def test_orders_between_models(p, std):
     assert demanding == sorted(demanding, reverse=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weight", [1e-6, 1e-3, 0.2])
 def test_mixed_noise_lies_between_its_least_and_its_most(weight):
     """One level has a closed form, several take the grid, which may overstate a little and never understates."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from normal_law import has_std
 from scipy import stats
 
 import fednormec as fn
@@ -29,16 +30,6 @@ def run(privacy, participation=None, rounds=10, algorithm=STILL, **more):
 
 def planned(participation=None, rounds=300, clients=20, dim=D, **asked):
     return plan(fn.Privacy(**asked), clients, participation or fn.poisson(0.25), 1.0, dim, rounds)
-
-
-def accepts(values, std):
-    """A two-sided chi-square test of the variance at one in a million."""
-    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], values.size)
-    return low <= (values**2).sum() / std**2 <= high
-
-
-def has_std(values, std):
-    return accepts(values, std) and not accepts(values, std * 2 / 3) and not accepts(values, std * 3 / 2)
 
 
 # What is refused.

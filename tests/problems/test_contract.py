@@ -328,6 +328,7 @@ def test_a_part_has_the_same_bits(case: Case) -> None:
 # in use
 
 
+@pytest.mark.long
 def test_it_can_be_trained(case: Case) -> None:
     """With every kind of local update: whole gradients, mini-batches, passes."""
     for local in (fn.gd(0.05, 2), fn.sgd(0.05, 3, 2), fn.ig(0.05, 2)):

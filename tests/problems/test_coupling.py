@@ -448,6 +448,7 @@ def test_messages_of_a_module_that_mixes(name):
         assert (others(messages(one, local)) - others(messages(other, local))).norm(dim=1).max() < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("loss", "way"),
     [

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from normal_law import normal
 from torch import Tensor
 
 from fednormec.errors import UserError
@@ -14,10 +15,6 @@ from fednormec.problems.logistic import Logistic, _dual_bound, random_logistic
 
 SIZES, D = [4, 1, 7, 2], 3
 M = len(SIZES)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
 def data(seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:

@@ -68,6 +68,7 @@ def test_the_way_is_chosen_by_the_model_and_the_sizes(monkeypatch):
     assert fn.NeuralProblem(MODELS["small_cnn"](), clients(EQUAL), vectorize="vmap").way == "vmap"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_rounding_has_no_say_in_the_way(norm):
     """In float32 some of the many values of a deep net lie within rounding of a kink, on one machine or another."""

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from normal_law import normal
 from torch import Tensor
 
 from fednormec.errors import UserError
@@ -16,10 +17,6 @@ M, N, D = 5, 4, 3
 @pytest.fixture
 def problem() -> Quadratic:
     return random_quadratic(M, D, parts=N, seed=1)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
 def literal(problem: Quadratic, x: Tensor, i: int, components: list[int]) -> Tensor:

@@ -128,6 +128,7 @@ def test_a_guarantee_stands_beside_what_was_measured(tmp_path: Path) -> None:
 # harmless, whole, always the same
 
 
+@pytest.mark.long
 @pytest.mark.drawn
 def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
     path = made(tmp_path / HOSTILE, [0.5], method={"name": HOSTILE}, data={"source": f"</pre>{HOSTILE}"})
@@ -204,6 +205,7 @@ def test_axes_keep_their_size_whatever_the_legend(tmp_path: Path, many: int) -> 
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.x1
 
 
+@pytest.mark.long
 @pytest.mark.drawn
 def test_the_figures_of_a_page_share_one_legend(tmp_path: Path) -> None:
     runs = find_runs([swept(tmp_path / "runs", 12)])

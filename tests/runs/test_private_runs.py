@@ -6,11 +6,11 @@ import re
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command import sets
+from strict_json import lines
 
 import fednormec as fn
 import fednormec.config.datasets
@@ -20,10 +20,6 @@ from fednormec.privacy.ledger import read_ledger
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 SMALL = ("data.clients=40", "local.steps=1", "run.rounds=6")
-
-
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.long

@@ -127,6 +127,7 @@ def test_a_stopped_run_goes_on_to_the_same_files(tmp_path, overrides):
     assert [process["after_round"] for process in resumed] == [8]
 
 
+@pytest.mark.long
 def test_without_a_checkpoint_it_begins_again_in_the_same_folder(tmp_path, capsys):
     whole(tmp_path / "whole", *PRIVATE)
     interrupted(tmp_path / "out", *PRIVATE)
@@ -200,6 +201,7 @@ def test_a_round_that_cannot_be_drawn_again_leaves_no_record(tmp_path, monkeypat
     assert fn.read_ledger(tmp_path / "out" / "ledger.jsonl").rounds == 12
 
 
+@pytest.mark.long
 def test_what_was_killed_before_it_had_a_config_begins_anew(tmp_path):
     whole(tmp_path / "whole", *PRIVATE)
     for held in (("metrics.jsonl",), ("metrics.jsonl", "environment.json", "config.toml.part")):
@@ -270,6 +272,7 @@ def damaged(path: Path, how: str) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["flipped", "header", "cut", "longer", "empty"])
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tmp_path, capsys, how):
     whole(tmp_path / "whole", *PRIVATE)
@@ -530,6 +533,7 @@ def test_settings_that_are_edited_while_the_run_begins_are_not_taken_for_its_own
         go_on(out, quiet=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("randomness", ["secure", "seeded"])
 def test_whoever_goes_on_with_secure_noise_hears_of_copies(tmp_path, capsys, randomness):
     out = tmp_path / "out"

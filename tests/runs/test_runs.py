@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import PLAIN, ROOT
 from safetensors.torch import load_file
-from strict_json import strictly
+from strict_json import lines, strictly
 
 import fednormec as fn
 from fednormec.config.assemble import assemble
@@ -38,10 +38,6 @@ FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors"
 SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.steps=1")
 
 
-def records(out: Path) -> list[dict[str, Any]]:
-    return [strictly(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 # the files
 
 
@@ -56,16 +52,16 @@ def test_metrics_have_a_line_per_round_and_up_to_twenty_evaluations(
     tmp_path: Path, rounds: int, evaluated: int
 ) -> None:
     whole(tmp_path / "out", *SMALL, f"run.rounds={rounds}")
-    lines = records(tmp_path / "out")
-    assert [line["round"] for line in lines] == list(range(1, rounds + 1))
-    assert sum("test_accuracy" in line for line in lines) == evaluated
-    assert sum("train_loss" in line["not_private"] for line in lines) == evaluated
-    assert "test_accuracy" in lines[-1]
+    found = lines(tmp_path / "out" / "metrics.jsonl")
+    assert [line["round"] for line in found] == list(range(1, rounds + 1))
+    assert sum("test_accuracy" in line for line in found) == evaluated
+    assert sum("train_loss" in line["not_private"] for line in found) == evaluated
+    assert "test_accuracy" in found[-1]
 
 
 def test_what_looks_at_the_clients_is_kept_apart(tmp_path: Path) -> None:
     whole(tmp_path / "out", *SMALL, "run.rounds=3", "run.evaluate_every=2")
-    first, second, third = records(tmp_path / "out")
+    first, second, third = lines(tmp_path / "out" / "metrics.jsonl")
     assert set(second) == set(third) == {"round", "test_loss", "test_accuracy", "not_private"}
     assert set(second["not_private"]) == {"train_loss", "computed", "sent", "left_out"}
     assert set(first) == {"round", "not_private"}
@@ -76,7 +72,7 @@ def test_what_looks_at_the_clients_is_kept_apart(tmp_path: Path) -> None:
 def test_metrics_are_readable_while_the_run_goes_on(tmp_path: Path) -> None:
     with RunFolder.new(tmp_path / "out", {}) as folder:
         folder.add({"round": 1})
-        assert records(tmp_path / "out") == [{"round": 1}]
+        assert lines(tmp_path / "out" / "metrics.jsonl") == [{"round": 1}]
 
 
 def test_the_environment_tells_versions_python_and_commit(tmp_path: Path) -> None:
@@ -103,7 +99,7 @@ def test_a_summary_is_what_the_run_returned(tmp_path: Path) -> None:
     summary.pop("curve")
     assert summary.pop("statement") + "\n" == (tmp_path / "out" / "privacy.txt").read_text()
     assert strictly((tmp_path / "out" / "summary.json").read_text()) == summary
-    last = records(tmp_path / "out")[-1]
+    last = lines(tmp_path / "out" / "metrics.jsonl")[-1]
     assert summary["metrics"]["test_accuracy"] == last["test_accuracy"]
     assert summary["metrics"]["train_loss"] == last["not_private"]["train_loss"]
 
@@ -189,7 +185,7 @@ def test_a_run_that_diverges_keeps_its_last_finite_model(tmp_path: Path) -> None
     assert summary["status"] == "diverged"
     assert f"round {summary['rounds'] + 1}:" in summary["message"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
-    assert len(records(tmp_path / "out")) == summary["rounds"] > 0
+    assert len(lines(tmp_path / "out" / "metrics.jsonl")) == summary["rounds"] > 0
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert tensors["x"].abs().max() > 1e10  # the last one, not the first
@@ -203,7 +199,7 @@ def test_figures_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     summary = whole(tmp_path / "out", f"data.source={tmp_path / 'all.npz'}", "run.rounds=2")
     assert math.isnan(summary["metrics"]["test_loss"])
     assert strictly((tmp_path / "out" / "summary.json").read_text())["metrics"]["test_loss"] is None
-    assert [line["test_loss"] for line in records(tmp_path / "out")] == [None, None]
+    assert [line["test_loss"] for line in lines(tmp_path / "out" / "metrics.jsonl")] == [None, None]
     assert strictly(to_json(summary))["metrics"]["test_loss"] is None
     assert "test loss      not finite\n" in describe(summary)
 
@@ -237,7 +233,7 @@ def test_updates_that_were_left_out_are_counted(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", x=x, y=np.arange(20) // 4, client=y)
     summary = whole(tmp_path / "out", f"data.source={tmp_path / 'all.npz'}", "run.rounds=3", "participation.name=full")
     assert summary["left_out"] == 3
-    assert [line["not_private"]["left_out"] for line in records(tmp_path / "out")] == [1, 1, 1]
+    assert [line["not_private"]["left_out"] for line in lines(tmp_path / "out" / "metrics.jsonl")] == [1, 1, 1]
     assert "left out       3 updates that were not finite" in describe(summary)
 
 

@@ -15,6 +15,7 @@ from fednormec.runs.tensorboard import scalars
 SMALL = ("run", PLAIN, "--quiet", "--out", "out", "--tensorboard", "--set", "run.rounds=3", "--set", "data.clients=3")
 
 
+@pytest.mark.long
 def test_the_figures_of_a_run_are_written_as_events(fednormec_: Command, tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert fednormec_(*SMALL, "--set", "privacy.noise_std=2").code == 0

@@ -315,7 +315,7 @@ def test_the_readmes_commands_are_a_federation(tmp_path):
     assert (tmp_path / "fed" / "run" / "privacy.txt").read_text().startswith("ε ≤ 8.00 at δ = 1e-05 for each client")
 
 
-def test_nothing_speaks_to_anybody_else(made, tmp_path):
+def test_nothing_speaks_to_anybody_else(made, tmp_path, monkeypatch):
     """Every address that any of the processes connects to is this machine's, by Python's own account; here without TLS,
     which is for this machine alone."""
     spy = tmp_path / "spy"
@@ -328,16 +328,10 @@ def test_nothing_speaks_to_anybody_else(made, tmp_path):
         "            file.write(f'{given[1]!r}\\n')\n"
         "sys.addaudithook(hear)\n"
     )
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(spy)
-    try:
-        federation = made(text(rounds=3))
-        federation.agreed = (*federation.agreed, "--insecure")
-        federation.finish(federation.serve(), [federation.join(name) for name in NAMES])
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    monkeypatch.setenv("PYTHONPATH", str(spy), prepend=os.pathsep)
+    federation = made(text(rounds=3))
+    federation.agreed = (*federation.agreed, "--insecure")
+    federation.finish(federation.serve(), [federation.join(name) for name in NAMES])
     heard = set((tmp_path / "heard").read_text().splitlines())
     assert heard
     assert all(re.match(r"\('(127\.0\.0\.1|::1)', ", address) for address in heard), heard

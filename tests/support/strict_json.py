@@ -1,6 +1,7 @@
 """JSON as the standard has it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -11,3 +12,8 @@ def strictly(text: str) -> Any:
         raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=fail)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """What the lines of a file hold, one object each."""
+    return [strictly(line) for line in path.read_text(encoding="utf-8").splitlines()]

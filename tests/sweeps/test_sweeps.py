@@ -253,6 +253,7 @@ def test_what_is_done_stays_and_a_longer_list_adds_to_it(here: None, tmp_path: P
     assert {name: stamps(out)[name] for name in before} == before
 
 
+@pytest.mark.long
 def test_failed_and_interrupted_cells_are_tried_again(here: None, tmp_path: Path, monkeypatch: Any) -> None:
     """An attempt that released something is put aside, not written over; a damaged summary is no end."""
     out, todo = tmp_path / "out", grid(quadratic(**NOISE), {"method.beta": [0.1, 0.2]})

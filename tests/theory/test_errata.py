@@ -531,6 +531,7 @@ def test_the_displacement_lemma_needs_a_short_step():
 # 16. and 17. Utility
 
 
+@pytest.mark.long
 def test_noise_for_the_sum_has_no_p_in_it():
     d, M, eps, n = 650, 20, 4.0, 1000
     for p in (0.05, 0.25, 1.0):

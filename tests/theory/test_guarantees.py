@@ -3,11 +3,11 @@
 import json
 import math
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command import sentence, sets
+from strict_json import lines
 
 from fednormec.config.assemble import assemble
 from fednormec.config.schema import read
@@ -39,10 +39,6 @@ def given(**constants):
 def answered(said):
     assert said.code == 0, said.err
     return json.loads(said.out)
-
-
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def test_the_answer_for_scripts_has_every_term_by_name_and_the_plan(fednormec_):

@@ -97,6 +97,7 @@ def test_local_steps_cost_their_share_and_no_more(local):
         assert said.settings.local_step == pytest.approx(1 / (2 * BASE.smoothness)) or share >= DRIFT_SHARE / 1.3
 
 
+@pytest.mark.long
 def test_more_of_everything_helps():
     def bound(constants=BASE, epsilon=8.0, rounds=1000):
         return plan(constants, "one_step", private_noise(constants, epsilon), rounds).found.bound

@@ -86,6 +86,7 @@ def test_no_error_stays_none():
     assert error_after(0.0, 0.0, 1.0) == error_after(0.0, 0.1, 1.0) == 0
 
 
+@pytest.mark.long
 @patient
 @given(sizes, sizes)
 def test_overshoot_is_where_the_derivative_vanishes(alpha, beta):
