@@ -78,6 +78,7 @@ def test_with_one_client_each_clipping_stops_wherever_both_are_clipped() -> None
         assert 1 - 1e-6 <= x <= 10 - 1 / 8
 
 
+@pytest.mark.long
 def test_with_one_client_each_normalisation_has_its_zero_at_the_optimum() -> None:
     algorithm = fn.dp_fed_avg_normalized(fn.gd(GAMMA), alpha=10.0, server_step=4.0, bounded="update")
     assert end(algorithm, holders=1) == pytest.approx(80 / 9, rel=1e-6)

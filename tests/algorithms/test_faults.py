@@ -111,6 +111,7 @@ def test_a_run_reports_how_many_were_left_out(fednormec_: Command, kind):
         assert "left out       28 updates that were not finite" in said.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

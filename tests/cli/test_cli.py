@@ -105,6 +105,7 @@ def test_an_unknown_name_is_refused_and_the_nearest_one_told(refused: Refused, o
     assert message in refused(*sets(override))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -550,6 +551,7 @@ def test_a_section_without_use_is_mentioned(fednormec_: Command) -> None:
     assert notes == ["note: this run has no use for [data].", "note: this run has no use for [model]."]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [

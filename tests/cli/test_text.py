@@ -152,6 +152,7 @@ def test_what_a_run_folder_says_in_a_table_a_summary_and_a_page(text: str) -> No
         assert all(one.startswith(names) for one in described.split("\n")[1:])
 
 
+@pytest.mark.long
 @few
 @given(TEXTS)
 def test_a_text_in_a_config_and_what_is_wrong_with_it(text: str) -> None:

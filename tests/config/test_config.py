@@ -91,6 +91,7 @@ SCALARS = st.one_of(
 )
 
 
+@pytest.mark.long
 @quick
 @given(st.dictionaries(st.sampled_from(list("abcdef")), st.one_of(SCALARS, st.lists(SCALARS), st.none())))
 def test_every_value_reads_back_as_it_was(settings: dict[str, Any]) -> None:
@@ -508,6 +509,7 @@ def test_so_many_examples_are_drawn_of_each_set(examples: int, test_examples: in
     assert (trained_on(again), numbers(again.test)) == (train, test)
 
 
+@pytest.mark.long
 @quick
 @given(st.floats(0.05, 0.9), st.integers(0, 2**32))
 def test_a_pool_is_split_anew(fraction: float, seed: int) -> None:

@@ -59,6 +59,7 @@ def test_no_message_exceeds_the_radius(v, name, radius):
     assert exact_norm_squared(out[0]) <= Fraction(radius) ** 2
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(rows(), st.sampled_from(sorted(BOUNDED)))
 @example(torch.full((1, 2), 1.27e308, dtype=torch.float64), "normalise")  # its norm is beyond the largest number

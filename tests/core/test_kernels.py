@@ -154,6 +154,7 @@ def test_rows_that_lie_upon_another_are_refused(library, monkeypatch):
 # models
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_without_them_are_those_of_torch(name, without):
     module, data = MODELS[name](), clients(EQUAL)
@@ -200,6 +201,7 @@ def test_a_positive_part_is_taken_where_it_stands(build, library, monkeypatch):
 # runs
 
 
+@pytest.mark.long
 @compiled
 @pytest.mark.parametrize("norm", ["group", "none"])
 def test_a_training_without_them_differs_in_rounding_only(norm, monkeypatch):
@@ -218,6 +220,7 @@ def test_a_training_without_them_differs_in_rounding_only(norm, monkeypatch):
     assert (one - other).norm() <= 1e-5 * one.norm()
 
 
+@pytest.mark.long
 def test_a_run_says_which_it_used(tmp_path, fednormec_: Command, monkeypatch):
     perform(read(QUICKSTART, ["run.rounds=1"]), "test", tmp_path / "out", quiet=True)
     used = kernels.library() is not None

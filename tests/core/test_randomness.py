@@ -28,6 +28,7 @@ def purposes() -> set[str]:
     return {call.args[1].value for call in calls if len(call.args) > 1 and isinstance(call.args[1], ast.Constant)}
 
 
+@pytest.mark.long
 def test_the_purposes_are_found():
     assert {"cohort", "noise", "init", "local order", "split", "partition"} <= purposes()
 

@@ -147,6 +147,7 @@ def test_shards_are_dealt_at_random() -> None:
     assert abs(np.mean(counts == 1) - 1 / 19) < 5 * np.sqrt(1 / 19 * 18 / 19 / len(counts))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "partition",
     [lambda g: dirichlet(np.zeros(10), 2, 1e12, g), lambda g: shards(np.zeros(10), 2, 1, g)],

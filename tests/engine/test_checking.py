@@ -85,6 +85,7 @@ def test_what_is_longer_than_the_radius_is_not_added(name, factor, sums):
     assert seen == paid and seen == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -172,6 +173,7 @@ def test_one_message_among_many_is_found_and_idle_ones_do_not_count(sums):
         assert torch.equal(fn.Messages(rows).sum(sends, Adding(exactly, 1.0)), (rows.T @ sends).double())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exactly", [False, True])
 @settings(deadline=None, max_examples=80)
 @given(data=st.data())

@@ -127,6 +127,7 @@ def test_a_run_folder_has_them_as_well(tmp_path) -> None:
     assert lines == [1, 2, 3], "a round is on record before anybody hears of it"
 
 
+@pytest.mark.long
 def test_one_that_fails_leaves_a_run_fit_to_resume_to_the_same_bits(tmp_path) -> None:
     config = read(QUICKSTART, ["model.name=linear", "data.clients=6", "run.rounds=4", "run.checkpoint_rounds=1"])
     perform(config, "test", tmp_path / "whole", quiet=True)

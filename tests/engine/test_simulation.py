@@ -34,6 +34,7 @@ PROBLEMS = {
 # contracts: every method on every problem
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_on_every_problem_and_keeps_its_types(name, problem):

@@ -89,6 +89,7 @@ def test_over_the_wire_every_method_trains_as_in_process(tmp_path, method, idle)
     assert network.said == []
 
 
+@pytest.mark.long
 def test_with_the_servers_noise_as_in_process(tmp_path):
     asked = config(privacy=PRIVATE)
     assert_same(list(Network(asked, tmp_path).rounds()), in_process(asked))

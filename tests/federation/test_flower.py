@@ -160,6 +160,7 @@ def content_for(found: Running, round: int, base: int = 0, dim: int = DIM) -> Re
     return request_record(Request("a", agreed, round, base, True, b"n" * 16, x))
 
 
+@pytest.mark.long
 def test_flower_carries_requests_and_answers(tmp_path):
     with running(tmp_path, config()) as (found, grid):
         for client in range(3):
@@ -174,6 +175,7 @@ def test_flower_carries_requests_and_answers(tmp_path):
             assert torch.equal(read_reply(message.content, DIM, torch.float64).message, direct.message)
 
 
+@pytest.mark.long
 def test_a_round_has_a_deadline_and_the_next_does_not_wait(tmp_path, clock):
     """A client fetches its request and is never heard of again."""
     with running(tmp_path, config()) as (found, grid):
@@ -348,6 +350,7 @@ def test_a_request_that_is_withdrawn_while_it_is_fetched_harms_nobody(tmp_path, 
             assert list(Asking(found, grid, {0: content_for(found, 1)}).answers()) == [0]
 
 
+@pytest.mark.long
 def test_nothing_piles_up_at_the_server(tmp_path, clock):
     """Answered, withdrawn, for a client that never came: after a round Flower holds nothing of it."""
     with running(tmp_path, config()) as (found, grid):

@@ -269,6 +269,7 @@ RELEASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", RELEASES)
 def test_delta_and_epsilon_invert_each_other(release):
     for rounds, at in itertools.product((1, 30, 400), (1e-2, 1e-5, 1e-9, 1e-15)):
@@ -348,6 +349,7 @@ def test_much_noise_in_many_rounds_is_one_gaussian(p):
 # Orders that are theorems.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_epsilon_grows_with_the_rounds_and_falls_with_noise_and_delta(trust, adjacency):
@@ -501,6 +503,7 @@ def test_several_kinds_seen_agree_with_all_participation_patterns():
         assert tight * (1 - 1e-9) <= ours <= tight * 1.002
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(RELEASES), st.integers(0, 200)), min_size=2, max_size=4),
        st.sampled_from([1e-2, 1e-5, 1e-9, 1e-12]))  # fmt: skip

@@ -170,6 +170,7 @@ def test_only_independent_sampling_is_amplified():
     assert set(PARTICIPATIONS) == {"full", "poisson", "fixed_size"} and set(LOCALS) == {"gd", "ig", "sgd"}
 
 
+@pytest.mark.long
 def test_tuning_on_the_same_clients_is_priced():
     once, nine = (
         fn.train(
@@ -201,6 +202,7 @@ def test_noise_grows_with_the_rounding_of_the_sum():
     np.testing.assert_allclose(larger, 1.5 * plain, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_runs_with_the_same_seed_share_their_noise_and_the_statement_says_so():
     """Why each run needs a seed of its own: two runs that differ in a step only, and the noise cancels."""
     a, b = (

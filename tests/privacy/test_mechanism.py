@@ -201,6 +201,7 @@ def test_a_budget_alone_is_met_by_calibration(trust):
     assert spent == sorted(spent)
 
 
+@pytest.mark.long
 def test_a_budget_with_noise_ends_the_run_in_time():
     paid, asked = [], fn.Privacy(epsilon=6.0, noise_std=2.0)
     rounds = run(asked, fn.poisson(0.4), 100, before_release=lambda number, plan: paid.append(number))

@@ -59,6 +59,7 @@ def test_gradients_are_those_of_torch(name, vectorize, sizes):
     assert torch.allclose(problem.grad(rows, ids), own, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.long
 def test_the_way_is_chosen_by_the_model_and_the_sizes(monkeypatch):
     monkeypatch.setattr(neural, "ACTIVATIONS_TOGETHER", 1)  # as if images were large
     for name, model in MODELS.items():

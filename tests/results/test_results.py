@@ -328,6 +328,7 @@ def test_the_command_prints_and_writes_the_table(fednormec_: Command, tmp_path: 
     assert rows[0]["test_accuracy"]["mean"] == 0.6
 
 
+@pytest.mark.long
 def test_numbers_that_are_not_finite_are_null_in_json(fednormec_: Command, tmp_path: Path) -> None:
     """Wherever they stand: the loss of a run that went astray, alone and beside others."""
 

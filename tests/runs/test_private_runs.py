@@ -83,6 +83,7 @@ def test_a_run_stops_before_the_round_that_would_exceed_its_budget(fednormec_, t
     assert f"stopped        {result['message']}" in fednormec_("run", "--quiet", *chosen)[1]
 
 
+@pytest.mark.long
 def test_tuning_is_priced(fednormec_):
     once, nine = (
         json.loads(fednormec_("run", "--json", "--quiet", *sets(*SMALL, f"privacy.tuning_runs={k}"))[1]) for k in (1, 9)
@@ -117,6 +118,7 @@ def test_the_papers_calibration_reports_its_true_epsilon(fednormec_):
     assert "the paper's formula was asked for ε = 8" in result["privacy"]
 
 
+@pytest.mark.long
 def test_secure_randomness_is_said_and_is_not_repeatable(fednormec_):
     chosen = sets(*SMALL, "privacy.randomness=secure")
     a, b = (json.loads(fednormec_("run", "--json", "--quiet", *chosen)[1]) for _ in range(2))
@@ -187,6 +189,7 @@ def test_the_papers_noise_as_total_norm_is_labelled(fednormec_):
     assert len(table) == 12 and all(line.endswith("NOT PRIVATE") for line in table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
     [

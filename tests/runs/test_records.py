@@ -76,6 +76,7 @@ def test_run_offers_to_resume_what_has_a_damaged_summary(fednormec_: Command, fo
     assert said.code == 2 and "or go on with it: fednormec run --resume" in sentence(said.err)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", DAMAGE)
 def test_resume_computes_again_what_has_a_damaged_summary(
     folder: Path, how: str, capsys: pytest.CaptureFixture[str]
@@ -102,6 +103,7 @@ def test_a_model_with_secure_noise_is_not_computed_again(tmp_path: Path) -> None
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_sweep_runs_a_cell_with_a_damaged_summary_again(tmp_path: Path, how: str, monkeypatch: Any) -> None:
     ran = list[str]()
@@ -122,6 +124,7 @@ def test_a_sweep_runs_a_cell_with_a_damaged_summary_again(tmp_path: Path, how: s
     assert [path.name for path in (tmp_path / "interrupted").iterdir()] == ["one-1"], "what it released stays released"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["cut off", "without rounds"])
 def test_serve_goes_on_with_what_has_a_damaged_summary(tmp_path: Path, how: str) -> None:
     federation, out = tmp_path / "federation", tmp_path / "federation" / "run"

@@ -156,6 +156,7 @@ def test_a_run_that_came_to_its_end_is_told_once_more(fednormec_: Command, tmp_p
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.long
 def test_secure_noise_counts_every_draw(tmp_path, capsys):
     """Eight rounds are done, the last three not kept: three more releases, which three rounds fewer make up for."""
     asked = (*SMALL, "privacy.randomness=secure", "run.checkpoint_rounds=5", "privacy.epsilon=5")
@@ -173,6 +174,7 @@ def test_secure_noise_counts_every_draw(tmp_path, capsys):
     assert fn.read_ledger(tmp_path / "out" / "ledger.jsonl").rounds == 12
 
 
+@pytest.mark.long
 def test_secure_noise_without_a_budget_goes_to_the_end(tmp_path):
     interrupted(tmp_path / "out", *PRIVATE, "privacy.randomness=secure", "run.checkpoint_rounds=5")
     checkpoints.path_in(tmp_path / "out", 8).unlink()
@@ -233,6 +235,7 @@ def test_secure_noise_keeps_every_round_by_default(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_budget_ends_a_resumed_run_where_it_ends_any(tmp_path):
     asked = (*SMALL, "privacy.noise_std=2", "privacy.epsilon=2")
     expected = whole(tmp_path / "whole", *asked)
@@ -285,6 +288,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(tmp_path, capsy
     assert said[1] == "note: goes on after round 6 of 12."
 
 
+@pytest.mark.long
 def test_all_checkpoints_damaged_begins_again(tmp_path, capsys):
     whole(tmp_path / "whole", *PRIVATE)
     interrupted(tmp_path / "out", *PRIVATE)
@@ -295,6 +299,7 @@ def test_all_checkpoints_damaged_begins_again(tmp_path, capsys):
     assert "goes on after round 0" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_lost_metrics_send_it_further_back(tmp_path, capsys):
     whole(tmp_path / "whole", *PRIVATE)
     interrupted(tmp_path / "out", *PRIVATE)
@@ -307,6 +312,7 @@ def test_lost_metrics_send_it_further_back(tmp_path, capsys):
     assert "goes on after round 6" in said
 
 
+@pytest.mark.long
 def test_records_that_were_changed_are_made_again(tmp_path, capsys):
     whole(tmp_path / "whole", *PRIVATE)
     interrupted(tmp_path / "out", *PRIVATE)
@@ -465,6 +471,7 @@ def test_there_must_be_a_run(fednormec_: Command, tmp_path):
         assert sentence(fednormec_("run", "--resume", folder).err) == f"{folder} holds no run to go on with."
 
 
+@pytest.mark.long
 def test_json_quiet_profile_and_tensorboard_go_on(fednormec_: Command, tmp_path):
     interrupted(tmp_path / "out", *PRIVATE)
     said = fednormec_("run", "--resume", "out", "--json", "--quiet", "--profile", "--tensorboard")

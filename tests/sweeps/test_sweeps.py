@@ -125,6 +125,7 @@ def test_a_sweep_is_no_run(fednormec_: Command, tmp_path: Path) -> None:
         assert sentence(said.err) == f"{given} has a [sweep], which makes it many runs: fednormec sweep {given}"
 
 
+@pytest.mark.long
 def test_the_command_lists_runs_prints_and_writes(here: None, fednormec_: Command, tmp_path: Path) -> None:
     given = written(tmp_path / "my.toml", quadratic(), "method.beta = [0.1, 0.2]")
     assert fednormec_("sweep", given, "--list").out == "beta=0.1\nbeta=0.2\n"
@@ -205,6 +206,7 @@ def test_cells_that_diverge_fail_or_have_no_value_rank_last(here: None, tmp_path
     assert json.loads(json.dumps(facts(done), allow_nan=False))["best"] == done.best.settings
 
 
+@pytest.mark.long
 def test_ties_keep_the_grids_order_and_seeds_are_averaged(here: None, tmp_path: Path) -> None:
     done = sweep(grid(quadratic(), {"run.evaluate_every": [3, 1], "run.seed": [0, 1, 2]}), tmp_path / "out", 1)
     assert [row.settings for row in done.rows] == [{"run.evaluate_every": 3}, {"run.evaluate_every": 1}]
@@ -321,6 +323,7 @@ def priced(tmp_path: Path, axes: dict[str, Any], **more: dict[str, Any]) -> Swee
     return sweep(grid(digits(**more), axes), tmp_path / "out", 1)
 
 
+@pytest.mark.long
 def test_the_price_of_like_runs_is_that_of_all_their_rounds(here: None, tmp_path: Path) -> None:
     who = {"name": "poisson", "p": 0.5}
     done = priced(tmp_path, {"method.beta": [0.1, 0.2, 0.3]}, participation=who, **NOISE)
@@ -363,6 +366,7 @@ def test_cells_of_an_earlier_grid_and_a_torn_ledger(here: None, tmp_path: Path) 
     assert "is not a ledger that can be read" in price_text(priced(tmp_path, {"method.beta": [0.4]}, **NOISE).price)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("privacy", "message"),
     [

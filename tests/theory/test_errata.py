@@ -203,6 +203,7 @@ def test_the_factor_two_is_not_there(sigma, p):
     assert 0.8 < ratio < 1.25  # the printed B says 2
 
 
+@pytest.mark.long
 def test_theorem_1_fails_when_sigma_is_per_coordinate():
     """All its conditions hold, and the gradient norm never gets down to the bound. Memories start R away from P_i."""
     d, n, M, L, R, beta, eta = 20_000, 400, 2, 1.0, 0.1, 0.2401, 0.015

@@ -141,6 +141,7 @@ def test_a_long_warmup_is_never_better_than_the_recursion(start, alpha, beta, ro
     assert short <= max(error_after_warmup(start, alpha, beta, 2), overshoot(alpha, beta)) * (1 + 1e-9)
 
 
+@pytest.mark.long
 @patient
 @given(st.floats(1e-6, 5), st.integers(1, 50))
 def test_paths_grow_no_faster_than_the_exponential(u, steps):
