@@ -127,7 +127,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Verdict: "violated" if there is a reason, else "consistent"."""
+        """Returns "violated" if there is a reason, else "consistent"."""
         return "violated" if self.reasons else "consistent"
 
     def facts(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ Submit = Callable[..., "Future[Any]"]
 
 
 class Pool(NamedTuple):
-    """Spread of work: `workers` threads, each doing its arithmetic alone, `chunk_size` clients at a time."""
+    """Size of the work of threads: `workers` of them, each alone with its arithmetic, `chunk_size` clients a turn."""
 
     workers: int
     chunk_size: int

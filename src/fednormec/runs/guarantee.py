@@ -1,4 +1,4 @@
-"""What the theory promises of a run, against what the run measured."""
+"""Promises of the theory about a run, against what the run measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Plan by name."""
+        """Settings of the plan, by name."""
         s = self.planned.settings
         return {name: getattr(s, name) for name in PLANNED} | {"server_normalization": True, "initial_memory": s.memory}
 

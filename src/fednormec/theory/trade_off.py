@@ -1,4 +1,4 @@
-"""The least bound against the number of rounds and against ε: the curves that `fednormec theory --plot` draws."""
+"""Curves that `fednormec theory --plot` draws: the least bound against the number of rounds and against ε."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from fednormec.theory.setting import Memory
 
 
 class AgainstRounds(NamedTuple):
-    """The least bound for each number of rounds, with its terms by name; and the plan as a point (rounds, bound)."""
+    """Least bound for each number of rounds, with its terms by name; and the plan as a point (rounds, bound)."""
 
     rounds: np.ndarray
     bound: np.ndarray
@@ -21,7 +21,7 @@ class AgainstRounds(NamedTuple):
 
 
 class AgainstEpsilon(NamedTuple):
-    """The least bound for each ε at this δ and trust, and without privacy, with at most so many rounds."""
+    """Least bound for each ε at this δ and trust, and without privacy, within a number of rounds."""
 
     epsilon: np.ndarray
     bound: np.ndarray
@@ -32,7 +32,7 @@ class AgainstEpsilon(NamedTuple):
 
 
 class TradeOff(NamedTuple):
-    """Both curves.
+    """Curves of the least bound, against rounds and against ε.
 
     at_start: ||grad f(x^0)||; a bound above it is vacuous.
     from_data: whether the constants, and so the curves, were computed from the clients' data.
