@@ -32,6 +32,21 @@ def test_a_place_of_ones_own_computes_the_same_bits() -> None:
     assert torch.equal(fn.train(PROBLEM, METHOD, on=Own(), **asked).x, fn.train(PROBLEM, METHOD, **asked).x)
 
 
+def test_a_place_without_settings_is_a_place() -> None:
+    """A tuple without fields is false."""
+
+    class Refusing(NamedTuple):
+        def check(self, job: fn.Job) -> None:
+            raise fn.UserError("asked")
+
+        def clients(self, job: fn.Job) -> Any:
+            raise AssertionError
+
+    for run in (fn.simulate, fn.train):
+        with pytest.raises(fn.UserError, match="asked"):
+            run(PROBLEM, METHOD, rounds=1, on=Refusing())
+
+
 @pytest.mark.parametrize("trust", ["central", "secagg"])
 def test_only_with_local_trust_may_clients_add_their_noise_themselves(trust: Any) -> None:
     with pytest.raises(fn.UserError, match="only with trust = 'local'"):

@@ -77,7 +77,7 @@ def simulate(
         plan = planned(problem, algorithm, rule, privacy, rounds)
         rounds = plan.rounds
         require_keeps(algorithm, x)
-    job, place = Job(problem, algorithm, rule, plan, seed, _starting_point(x, x0)), on or Threads()
+    job, place = Job(problem, algorithm, rule, plan, seed, _starting_point(x, x0)), Threads() if on is None else on
     if resume is not None and resume.saved is not None:
         _require_fit(resume.saved, job)
         if x0 is not None:
