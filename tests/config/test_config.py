@@ -121,7 +121,7 @@ def test_a_resolved_config_resolves_to_itself(tmp_path: Path, name: str) -> None
 
 def test_the_resolved_config_spells_out_every_default() -> None:
     config = quickstart("local.name=sgd", "local.step=1", "privacy.noise_std=2").config
-    assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 1, "batch_size": 32}
+    assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 1, "batch_size": 32, "order": "fresh"}
     assert config["privacy"] == asdict(fn.Privacy(noise_std=2.0))
     assert config["problem"] == {"name": "neural", "vectorize": "auto", "tile": None}
     assert config["data"]["test_fraction"] == 0.2

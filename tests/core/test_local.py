@@ -87,3 +87,26 @@ def test_bad_steps_are_refused(build, step):
 def test_other_bad_settings_are_refused(build):
     with pytest.raises(fn.UserError):
         build()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_passes_go_on_where_the_round_before_stopped(steps):
+    """Each client sees every example once (but for an incomplete batch) before one comes again, pass after pass."""
+    local = fn.sgd(1.0, steps=steps, batch_size=2, order="passes")
+    rounds = [visits(local, round=k) for k in range(1, 13)]
+    orders = set()
+    for client, size in enumerate(Recorder.client_sizes):
+        met = [batch for asked in rounds for batch in asked[client]]
+        per_pass = int(size) // 2
+        for start in range(0, len(met) - per_pass + 1, per_pass):
+            seen = [e for batch in met[start : start + per_pass] for e in batch]
+            assert len(set(seen)) == len(seen) == 2 * per_pass
+            orders.add((client, *seen))
+    assert len(orders) > 10, "every pass has an order of its own"
+    assert visits(local, round=2) == visits(local, round=2) != visits(local, round=2, seed=1)
+
+
+def test_passes_and_fresh_orders_are_told_apart():
+    with pytest.raises(fn.UserError, match="order must be"):
+        fn.sgd(1.0, order="pass")
+    assert "passes" in fn.sgd(1.0, order="passes").name and "order" not in fn.sgd(1.0).name

@@ -101,30 +101,43 @@ def ig(
     return LocalUpdate(name, step, _stochastic(step, visits), lambda n: epochs * n)
 
 
-def sgd(step: float, steps: int = 1, batch_size: int = 32) -> LocalUpdate:
+def sgd(step: float, steps: int = 1, batch_size: int = 32, order: Literal["fresh", "passes"] = "fresh") -> LocalUpdate:
     """Stochastic gradient: mini-batch steps of size step/steps, drawn by reshuffling. Outside the theorems.
 
-    No example comes twice within an epoch of n // batch_size batches; every round starts a fresh epoch. A client with
-    fewer examples than `batch_size` uses all it has in each step.
+    No example comes twice within a pass of n // batch_size batches. A client with fewer examples than `batch_size` uses
+    all it has in each step.
 
     Args:
         step: sum of all steps, the paper's gamma.
         steps: number of steps.
         batch_size: number of examples in a mini-batch.
+        order: "fresh" begins a new pass in every round. "passes" goes on where the round before it stopped, as a
+            trainer does that counts epochs: with n // batch_size rounds of one step a client sees its data once.
     """
     positive("the local step", step)
     at_least_one("steps", steps)
     at_least_one("batch_size", batch_size)
+    one_of("order", order, ("fresh", "passes"))
 
-    def visits(size: int, moment: Moment, client: int) -> list[np.ndarray]:
+    def fresh(size: int, moment: Moment, client: int) -> list[np.ndarray]:
         rng, batch = generator(moment.seed, "local order", moment.round, client), min(batch_size, size)
-        per_epoch = size // batch  # an incomplete last batch is left for another epoch
-        epochs = math.ceil(steps / per_epoch)
-        orders = [rng.permutation(size)[: per_epoch * batch] for _ in range(epochs)]
+        per_pass = size // batch  # an incomplete last batch is left for another pass
+        orders = [rng.permutation(size)[: per_pass * batch] for _ in range(math.ceil(steps / per_pass))]
         return [part for order in orders for part in _cut(order, batch)][:steps]
 
-    name = f"sgd({step:g}, steps={steps}, batch_size={batch_size})"
-    return LocalUpdate(name, step, _stochastic(step, visits), lambda n: steps * min(batch_size, n))
+    def passes(size: int, moment: Moment, client: int) -> list[np.ndarray]:
+        batch = min(batch_size, size)
+        first, per_pass = (moment.round - 1) * steps, size // batch
+        orders = {
+            number: generator(moment.seed, "local pass", number, client).permutation(size)
+            for number in range(first // per_pass, (first + steps - 1) // per_pass + 1)
+        }
+        starts = [(k // per_pass, k % per_pass * batch) for k in range(first, first + steps)]
+        return [orders[number][start : start + batch] for number, start in starts]
+
+    name = f"sgd({step:g}, steps={steps}, batch_size={batch_size}{'' if order == 'fresh' else ', order=passes'})"
+    run = _stochastic(step, fresh if order == "fresh" else passes)
+    return LocalUpdate(name, step, run, lambda n: steps * min(batch_size, n))
 
 
 def _stochastic(
