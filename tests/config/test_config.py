@@ -123,7 +123,8 @@ def test_the_resolved_config_spells_out_every_default() -> None:
     config = quickstart("local.name=sgd", "local.step=1", "privacy.noise_std=2").config
     assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 1, "batch_size": 32, "order": "fresh"}
     assert config["privacy"] == asdict(fn.Privacy(noise_std=2.0))
-    assert config["problem"] == {"name": "neural", "vectorize": "auto", "tile": None}
+    evaluation = {"statistics": "batch", "loss_examples": None}
+    assert config["problem"] == {"name": "neural", "vectorize": "auto", "tile": None, **evaluation}
     assert config["data"]["test_fraction"] == 0.2
 
 
@@ -296,7 +297,10 @@ def hints(build: Callable[..., Any], given: int = 0) -> dict[str, Any]:
 
 
 QUADRATIC = {"clients": int, "dim": int, "parts": int, "heterogeneity": float, "condition": float}
-NEURAL = {"vectorize": Literal["auto", "layers", "vmap", "loop"], "tile": int | None}
+NEURAL = {
+    "vectorize": Literal["auto", "layers", "vmap", "loop"], "tile": int | None,
+    "statistics": Literal["batch", "training"], "loss_examples": int | None,
+}  # fmt: skip
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "problem": {"neural": NEURAL, "logistic": {"regularizer": float, "positive": list[int]}, "quadratic": QUADRATIC},
     "data": {name: {"test_fraction": float} | hints(build, 3) for name, build in PARTITIONS.items()},

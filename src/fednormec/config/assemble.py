@@ -167,7 +167,12 @@ def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedD
         features, labels = [a for a, _ in pairs], [y for _, y in pairs]
         return Logistic(features, labels, regularizer=regularizer, test=test, held_out=data.held_out)
 
-    def neural(vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto", tile: int | None = None) -> Problem:
+    def neural(
+        vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto",
+        tile: int | None = None,
+        statistics: Literal["batch", "training"] = "batch",
+        loss_examples: int | None = None,
+    ) -> Problem:
         data = federated_data(config, resolved, run.seed) if own is None else own
         build = _choose(config, resolved, "model", MODELS, given=2)
         with _sizes_from_the_config("model"):
@@ -179,7 +184,7 @@ def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedD
         reset(model, generator(run.seed, "init"))
         return NeuralProblem(
             model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile,
-            held_out=data.held_out,
+            held_out=data.held_out, statistics=statistics, loss_examples=loss_examples,
         )  # fmt: skip
 
     table: Table = {"neural": neural, "logistic": logistic, "quadratic": quadratic}

@@ -55,6 +55,10 @@ class NeuralProblem:
         tile: number of clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples,
             or as many as let the layers put out 2^24 numbers if that is more.
         held_out: whether the test pair is clients' own data, so that figures on it are not private; else it is public.
+        statistics: by what batch normalisation normalises in an evaluation: the statistics of the "batch" at hand, or
+            those of the clients' "training" examples at the model in question. With the latter all figures look at
+            clients' data, those on the test pair too: they are not private. Gradients always take the batch's.
+        loss_examples: number of examples of each client, the first it has, that an evaluation looks at; by default all.
     """
 
     def __init__(
@@ -69,8 +73,11 @@ class NeuralProblem:
         device: str | torch.device = "cpu",
         tile: int | None = None,
         held_out: bool = False,
+        statistics: Literal["batch", "training"] = "batch",
+        loss_examples: int | None = None,
     ) -> None:
         one_of("vectorize", vectorize, ("auto", "layers", "vmap", "loop"))
+        one_of("statistics", statistics, ("batch", "training"))
         if dtype not in (torch.float32, torch.float64):
             raise UserError(
                 f"a problem computes in float32 or float64, not in {dtype}: shorter numbers break the bound."
@@ -88,8 +95,15 @@ class NeuralProblem:
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
         self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
         self._test, self._held_out = None if test is None else self._pair(test, "the test set"), held_out
-        mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+        mixes = bool(_batch_norms(module))
+        if statistics == "training" and not mixes:
+            raise UserError("statistics = 'training' is for models with batch normalisation, and this one has none.")
+        self._statistics, self._looked_at = statistics, self._sizes
+        if loss_examples is not None:
+            self._looked_at = np.minimum(self._sizes, at_least_one("loss_examples", loss_examples))
         self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
+        if self._convolves:
+            self._x = for_convolutions(self._x)  # laid out once, and not in every round
         self._own = threading.local()  # each thread binds parameters to a module of its own
         self._last_class, self._loss_of_each = self._try_one()
         self._known = loss is cross_entropy and apart.known(module)
@@ -177,13 +191,14 @@ class NeuralProblem:
 
         train_loss is the mean over clients, each weighing the same; the rest is on the test set.
         """
-        module = self._bound(x).eval()
         with torch.no_grad():
-            client_losses = self._client_losses(module)
+            by_training = self._statistics == "training"
+            module = self._with_statistics(x) if by_training else self._bound(x).eval()
+            client_losses = self._client_losses(module, together=by_training or not self._needs_whole_batches)
             finite = client_losses[client_losses.isfinite()]
             tested = {} if self._test is None else self._test_metrics(module, *self._test)
         own = {"train_loss": float(finite.mean())}
-        return Metrics({}, own | tested) if self._held_out else Metrics(tested, own)
+        return Metrics({}, own | tested) if self._held_out or by_training else Metrics(tested, own)
 
     # gradients
 
@@ -225,7 +240,8 @@ class NeuralProblem:
                 where: slice | Tensor = slice(self._starts[i], self._starts[i] + self._sizes[i])
             else:
                 where = torch.as_tensor(index[r] if mask is None else index[r][mask[r]], device=self._device)
-            self._grad_of(x if x.ndim == 1 else x[r], self._x[where], self._y[where], out=rows[r])
+            inputs, targets = _taken(self._x, where), _taken(self._y, where)
+            self._grad_of(x if x.ndim == 1 else x[r], inputs, targets, out=rows[r])
         return rows
 
     def _grad_of(self, x: Tensor, inputs: Tensor, targets: Tensor, out: Tensor | None = None) -> Tensor:
@@ -244,7 +260,8 @@ class NeuralProblem:
             where = slice(int(self._starts[ids[0]]), int(self._starts[ids[0]]) + shape[0] * shape[1])
         else:
             return self._batch(ids, self._starts[ids][:, None] + np.arange(self._sizes[ids[0]]))
-        return torch.unflatten(self._x[where], 0, shape), torch.unflatten(self._y[where], 0, shape)
+        inputs, targets = _taken(self._x, where), _taken(self._y, where)
+        return torch.unflatten(inputs, 0, shape), torch.unflatten(targets, 0, shape)
 
     def _bound(self, x: Tensor) -> nn.Module:
         """Returns this thread's module, in training mode, with parameters that are views of x."""
@@ -266,16 +283,41 @@ class NeuralProblem:
 
     # evaluation
 
-    def _client_losses(self, module: nn.Module) -> Tensor:
-        if self._needs_whole_batches:
-            ends = self._starts + self._sizes
-            parts = [slice(a, b) for a, b in zip(self._starts, ends, strict=True)]
+    def _client_losses(self, module: nn.Module, together: bool) -> Tensor:
+        """Returns each client's mean loss; `together` if examples of several may share a batch."""
+        sizes = self._looked_at
+        parts = [slice(a, a + n) for a, n in zip(self._starts, sizes, strict=True)]
+        if not together:
             losses = [self._loss(module(for_convolutions(self._x[p])), self._y[p]).mean() for p in parts]
             return torch.stack(losses)
-        pieces = [self._loss(module(for_convolutions(x)), y) for x, y in self._pieces(self._x, self._y)]
-        owner = torch.as_tensor(np.repeat(np.arange(self.num_clients), self._sizes), device=self._device)
+        x, y = self._evaluated()
+        pieces = [self._loss(module(for_convolutions(x)), y) for x, y in self._pieces(x, y)]
+        owner = torch.as_tensor(np.repeat(np.arange(self.num_clients), sizes), device=self._device)
         sums = torch.zeros(self.num_clients, dtype=self._dtype, device=self._device)
-        return sums.index_add_(0, owner, torch.cat(pieces)) / self._tensor(self._sizes)
+        return sums.index_add_(0, owner, torch.cat(pieces)) / self._tensor(sizes)
+
+    def _evaluated(self) -> tuple[Tensor, Tensor]:
+        """Returns the clients' examples that an evaluation looks at."""
+        if self._looked_at is self._sizes:
+            return self._x, self._y
+        own = [np.arange(a, a + n) for a, n in zip(self._starts, self._looked_at, strict=True)]
+        where = torch.as_tensor(np.concatenate(own), device=self._device)
+        return _taken(self._x, where), _taken(self._y, where)
+
+    def _with_statistics(self, x: Tensor) -> nn.Module:
+        """Returns a new module with the parameters x that normalises by the clients' examples.
+
+        Mean and variance are averages over batches, as a trainer's running averages are, but all at this x.
+        """
+        module = self.model(x).train()
+        for layer in _batch_norms(module):
+            layer.track_running_stats, layer.momentum = True, None  # all batches weigh the same
+            layer.running_mean, layer.running_var = (x.new_zeros(layer.num_features) for _ in range(2))
+            layer.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=self._device)
+        for inputs, _ in self._pieces(*self._evaluated()):
+            if len(inputs) > 1:  # one example has no variance
+                module(for_convolutions(inputs))
+        return module.eval()
 
     def _test_metrics(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
         loss = correct = 0.0
@@ -497,6 +539,19 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
         shapes = tuple(tensors[odd].shape[1:]), tuple(tensors[0].shape[1:])
         raise UserError(f"client {odd} has examples of shape {shapes[0]}, client 0 of shape {shapes[1]}.")
     return torch.cat(tensors)
+
+
+def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
+def _taken(data: Tensor, where: slice | Tensor) -> Tensor:
+    """Returns some examples, laid out in memory as all of them are; neighbours are a view."""
+    if isinstance(where, slice):
+        return data[where]
+    if data.ndim == 4 and data.is_contiguous(memory_format=torch.channels_last):
+        return data.permute(0, 2, 3, 1).index_select(0, where).permute(0, 3, 1, 2)
+    return data.index_select(0, where)  # faster than data[where]
 
 
 def _all_examples(sizes: np.ndarray) -> np.ndarray:
