@@ -139,7 +139,9 @@ class RunFolder:
         self._digest.update(line)
 
     def sync(self) -> None:
-        """Returns when all records are on the disk."""
+        """Returns when all records, and all that was paid for, are on the disk."""
+        if self._ledger is not None:
+            self._ledger.sync()
         self._metrics.sync()
 
     def note(self, name: str, content: Mapping[str, Any]) -> None:
