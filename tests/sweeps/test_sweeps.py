@@ -16,10 +16,12 @@ from sweep_cells import NOISE, digits, from_toml, quadratic, stamps, written
 import fednormec as fn
 import fednormec.config.schema
 import fednormec.runs.runner
-from fednormec.config.schema import changed, read
+from fednormec.config.schema import changed, dump, read
+from fednormec.engine.observers import Observer
 from fednormec.errors import UserError
 from fednormec.privacy.accounting import epsilon, epsilon_of_all
 from fednormec.runs.records import Summary
+from fednormec.runs.runner import perform
 from fednormec.sweeps import pool as cells_module
 from fednormec.sweeps.grid import LONGEST_NAME, grid, plain
 from fednormec.sweeps.pool import Cell, run_all, run_folders
@@ -270,6 +272,27 @@ def test_failed_and_interrupted_cells_are_tried_again(here: None, tmp_path: Path
     (out / "interrupted" / "beta=0.1-1").rename(out / "interrupted" / "elsewhere")
     (out / "cells" / "beta=0.1" / "summary.json").unlink()
     assert not sweep(todo, out, 1).failed and (out / "interrupted" / "beta=0.1-1").exists()
+
+
+@pytest.mark.long
+def test_a_cell_that_was_stopped_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
+    """Same model, ledger and metrics as one that was never stopped; nothing is put aside, nothing paid twice."""
+    out = tmp_path / "out"
+    todo = grid({**quadratic(**NOISE), "run": {"rounds": 9, "checkpoint_rounds": 2}}, {"method.beta": [0.1]})
+    stopped = Observer(lambda r, record: (_ for _ in ()).throw(Halted()) if r.number == 5 else None)
+    cell = todo[0]
+    with pytest.raises(Halted):
+        perform(cell.config, cell.name, out / "cells" / cell.name, quiet=True, observers=[stopped])
+    (out / "cells" / f"{cell.name}.toml").write_text(dump(cell.config))
+    assert not sweep(todo, out, 1).failed and not (out / "interrupted").exists()
+    sweep(todo, tmp_path / "whole", 1)
+    for name in ("model.safetensors", "ledger.jsonl", "metrics.jsonl"):
+        one, other = (folder / "cells" / cell.name / name for folder in (out, tmp_path / "whole"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+class Halted(Exception):
+    """Raised in mid-run by a test."""
 
 
 def test_a_mistake_that_left_nothing_behind_can_be_mended(here: None, tmp_path: Path) -> None:

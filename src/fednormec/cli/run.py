@@ -79,7 +79,7 @@ def run(
             if config is not None or overrides or out is not None or not_private or plan:
                 raise UserError("--resume takes the settings from the run folder: leave CONFIG, --set, --out, "
                                 "--not-private and --plan out.")  # fmt: skip
-            done = go_on(Path(resume), quiet, tensorboard, profile, stop, site, workers)
+            done = go_on(Path(resume), quiet, (), tensorboard, profile, stop, site, workers)
         else:
             name, asked = read_config(config, overrides, not_private, THEORY if plan else None)
             where = None if out is None else Path(out)

@@ -129,6 +129,7 @@ def perform(
 def go_on(
     path: Path,
     quiet: bool,
+    observers: Sequence[Observer] = (),
     tensorboard: bool = False,
     profile: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -141,7 +142,7 @@ def go_on(
 
     Args:
         path: the folder.
-        quiet, tensorboard, profile, stop, site, workers: as in `perform`.
+        quiet, observers, tensorboard, profile, stop, site, workers: as in `perform`.
     """
     if tensorboard:
         require_tensorboard()
@@ -173,7 +174,7 @@ def go_on(
         folder.note("environment", with_resumption(begun, done))
         by_plan = begun.get("planned") is True
         with _says_how_to_go_on(path, site.command):
-            watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, done)
+            watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, done, observers)
             run = _Run(experiment, folder, paying, site, watchers, stop, looking, checkpoint, by_plan)
             return _train(run, rounds)
 

@@ -1,8 +1,8 @@
 """Pool of worker processes that run one cell after another, each cell in a run folder of its own.
 
-A cell that has finished is not run again, so that the same command resumes what was stopped. A cell that fails, or
-takes its process with it, is noted and the others continue; the next command tries it again. No worker outlives the
-command.
+A cell that has finished is not run again, and one that was stopped goes on after its last checkpoint, so that the same
+command resumes what was stopped. A cell that fails, or takes its process with it, is noted and the others continue; the
+next command tries it again, from its beginning. No worker outlives the command.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from fednormec.errors import Stopped, UserError
 from fednormec.files import Lock
 from fednormec.runs.interrupts import asked_to_stop
 from fednormec.runs.progress import News
-from fednormec.runs.records import Summary, finished
+from fednormec.runs.records import SUMMARY, Summary, finished
 
 if TYPE_CHECKING:
     from fednormec.engine.round import Round
@@ -103,6 +103,11 @@ def require_names(cells: Sequence[Cell]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"two cells are called '{twice}': every cell must differ from the others.")
+
+
+def ended(cell: Cell, folder: Path) -> bool:
+    """Returns whether an earlier command has seen the cell's end; raises UserError if that had other settings."""
+    return _earlier(cell, folder) is not None
 
 
 def interrupted(folder: Path) -> list[Path]:
@@ -239,7 +244,7 @@ def _serve(line: Connection, threads: int) -> None:
     import torch
 
     from fednormec.engine.observers import Observer
-    from fednormec.runs.runner import perform
+    from fednormec.runs.runner import go_on, perform
 
     torch.set_num_threads(threads)
     told = 0.0
@@ -256,7 +261,10 @@ def _serve(line: Connection, threads: int) -> None:
         except EOFError:
             return
         try:
-            perform(config, name, path, quiet=True, observers=[Observer(after)])
+            if path.exists():
+                go_on(path, quiet=True, observers=[Observer(after)])
+            else:
+                perform(config, name, path, quiet=True, observers=[Observer(after)])
             line.send(("done", None))
         except UserError as error:
             line.send(("error", " ".join(str(error).split())))
@@ -287,11 +295,13 @@ def _earlier(cell: Cell, folder: Path) -> Outcome | None:
 
 
 def _make_room(cell: Cell, folder: Path) -> None:
-    """Stores what is asked, and puts an attempt that was stopped aside: what it released stays released."""
+    """Stores what is asked, and puts an attempt that cannot go on aside: what it released stays released."""
+    from fednormec.runs.checkpoint import newest_first
     from fednormec.runs.folder import default_path
 
     path = _path(folder, cell)
-    if path.exists():
+    failed = _beside(path, "error.txt").exists() or (path / SUMMARY).exists()  # a summary that is no end is damaged
+    if path.exists() and (failed or not newest_first(path)):
         (folder / INTERRUPTED).mkdir(exist_ok=True)
         path.rename(default_path(cell.name, folder / INTERRUPTED))
     path.parent.mkdir(parents=True, exist_ok=True)
