@@ -89,9 +89,9 @@ data: $(READY)
 	$(BIN)/fednormec data fetch cifar10
 	$(BIN)/fednormec data fetch fashion_mnist
 
-# the paper's figures at a small scale, and what a true ε reaches: an hour, two hours; both go on where they were stopped
+# the paper's figures at a small scale, and what a true ε reaches: fifteen minutes, two hours; both go on where they were stopped
 reproduce: data
-	$(BIN)/fednormec reproduce all --small
+	$(BIN)/fednormec reproduce all --scale small
 
 private-at-scale: data
 	$(BIN)/python experiments/private-at-scale/private_at_scale.py

@@ -16,13 +16,17 @@ from fednormec.config.assemble import rules
 from fednormec.core.randomness import generator
 from fednormec.privacy.mechanism import plan
 from fednormec.problems.quadratic import random_quadratic
+from fednormec.sweeps import paper
 from fednormec.sweeps.paper import (
     CLAIMS,
     CLIENTS,
     COMPENSATED,
     FIGURES,
     GAMMAS,
+    MODELS,
+    NOISES,
     PLAIN,
+    WORK,
     Claim,
     Findings,
     Part,
@@ -36,6 +40,7 @@ from fednormec.sweeps.paper import (
     _c5,
     _cell,
     cells,
+    hours,
     markdown,
     reproduce,
     scale,
@@ -43,18 +48,7 @@ from fednormec.sweeps.paper import (
 from fednormec.sweeps.pool import Cell, Outcome
 
 Curve = Callable[[Point, int], list[float]]
-TINY = Scale(
-    "tiny",
-    {
-        "data": {"source": "digits", "partition": "iid", "clients": CLIENTS},
-        "model": {"name": "linear"},
-        "privacy": {"epsilon": 8.0, "trust": "local", "calibration": "paper", "noise_scale": "total_norm"},
-        "run": {"rounds": 2},
-    },
-    (1, 2),
-    "gradient",
-    1,
-)
+TINY = Scale("tiny", "conv", 400, 100, (1, 2), rounds=2, local_work="epoch")
 
 
 def as_in_the_paper(point: Point, seed: int) -> list[float]:
@@ -67,7 +61,7 @@ def as_in_the_paper(point: Point, seed: int) -> list[float]:
 
 
 def from_curves(tmp_path: Path, curve: Curve, seeds: tuple[int, ...] = (1, 2, 3)) -> Reproduction:
-    asked = scale(True, seeds)
+    asked = scale("small", seeds=seeds)
     outcomes = []
     for cell in cells(FIGURES, asked):
         *point, seed = cell.settings.values()
@@ -81,25 +75,46 @@ def from_curves(tmp_path: Path, curve: Curve, seeds: tuple[int, ...] = (1, 2, 3)
 
 
 def test_every_figure_asks_for_the_grid_of_the_paper() -> None:
-    assert len(cells(FIGURES, scale(True))) == 3 * (9 + 9 + 3 + 9)
+    assert len(cells(FIGURES, scale("small"))) == 3 * (9 + 9 + 3 + 9)
     assert {len(points) for points in FIGURES.values()} == {9, 18}
     for points in FIGURES.values():
         assert {point.gamma for point in points} == set(GAMMAS)
-    assert [(cell.settings["seed"]) for cell in cells(["figure4"], scale(False))] == 9 * [42]
+    assert [(cell.settings["seed"]) for cell in cells(["figure4"], scale("paper"))] == 9 * [42]
 
 
-@pytest.mark.parametrize("small", [True, False])
-@pytest.mark.parametrize("work", ["gradient", "pass", "steps", "minibatch"])
-def test_every_run_is_one_that_can_be_run_and_says_that_it_is_not_private(small: bool, work: str) -> None:
-    for cell in cells(FIGURES, scale(small, (1,), work)):
+@pytest.mark.parametrize("name", ["small", "paper"])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("work", WORK)
+def test_every_run_is_one_that_can_be_run_and_says_that_it_is_not_private(name: str, noise: str, work: str) -> None:
+    asked = scale(name, seeds=(1,), local_work=work, noise=noise)
+    for cell in cells(FIGURES, asked):
         found = rules(cell.config)
         assert found.privacy is not None and found.privacy.noise_scale == "total_norm"
-        assert found.privacy.calibration == "paper" and found.privacy.stream > 0
-        assert found.run.rounds == 300
+        assert (found.privacy.calibration == "paper") is (noise == "exchanges" or work != "epoch")
+        assert found.privacy.stream > 0 and found.run.rounds == 300 * asked.exchanges
+
+
+def test_a_pass_at_the_papers_scale_holds_84_exchanges() -> None:
+    asked = scale("paper", local_work="epoch")
+    assert asked.exchanges == 84 and asked.evaluate_every % 84 == 0 and "84 mini-batches" in asked.work
+    assert scale("paper", local_work="epoch", examples=10_800).exchanges == 16
+    assert scale("paper").exchanges == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("rounds", [40, 300])
+def test_evaluations_look_at_a_tenth_of_what_gradients_cost(model: str, work: str, rounds: int) -> None:
+    """A gradient costs three forward passes; the statistics of batch normalisation are one pass more."""
+    asked = scale("paper", model, local_work=work, rounds=rounds)
+    points = math.ceil(rounds * asked.exchanges / asked.evaluate_every)
+    looked_at = CLIENTS * MODELS[model]["problem"]["loss_examples"]
+    seen = points * (6000 + looked_at * (1 + (model == "resnet20")))
+    assert 1 <= points <= 30 and seen <= 0.1 * 3 * rounds * CLIENTS * asked.visits or points == 1
 
 
 def test_cells_draw_their_own_noise() -> None:
-    streams = [cell.config["privacy"]["stream"] for cell in cells(FIGURES, scale(True))]
+    streams = [cell.config["privacy"]["stream"] for cell in cells(FIGURES, scale("small"))]
     assert len(set(streams)) == len(streams)
 
 
@@ -107,17 +122,20 @@ def test_cells_draw_their_own_noise() -> None:
 @pytest.mark.parametrize("p", [1.0, 0.25])
 def test_the_noise_of_a_message_has_the_papers_size_as_a_whole(method: str, p: float) -> None:
     """E‖β z_i‖² = (p β √(K log(1/δ))/ε)²: β is in the server's step of one method and in the radius of the other."""
-    found = rules(_cell(Point(method, p, 0.01, 0.1), 1, scale(True)).config)
-    assert found.privacy is not None
-    made = plan(found.privacy, CLIENTS, found.participation, found.algorithm.bound.radius, 11_642, 300)
-    beta = 0.01 if method == COMPENSATED else 1.0  # what a message is multiplied with on arrival
-    size = beta * made.mechanism.noise_std * made.mechanism.radius * math.sqrt(11_642)
-    assert size == pytest.approx(p * 0.01 * math.sqrt(300 * math.log(1e5)) / 8)
+    for work, noise, k in (("minibatch", "stated", 1), ("epoch", "stated", 1), ("epoch", "exchanges", 84)):
+        asked = scale("paper", local_work=work, noise=noise)
+        found = rules(_cell(Point(method, p, 0.01, 0.1), 1, asked).config)
+        assert found.privacy is not None
+        rule, radius = found.participation, found.algorithm.bound.radius
+        made = plan(found.privacy, CLIENTS, rule, radius, 11_642, 300 * asked.exchanges)
+        beta = 0.01 if method == COMPENSATED else 1.0  # what a message is multiplied with on arrival
+        size = beta * made.mechanism.noise_std * made.mechanism.radius * math.sqrt(11_642)
+        assert size == pytest.approx(p * 0.01 * math.sqrt(300 * k * math.log(1e5)) / 8)
 
 
 def test_fedavg_moves_by_a_normalised_update() -> None:
     """One client, one step, no noise: x - γ β g/(α + ‖g‖), whatever the length of g."""
-    found = rules(_cell(Point(PLAIN, 1.0, 0.1, 0.01), 1, scale(True)).config)
+    found = rules(_cell(Point(PLAIN, 1.0, 0.1, 0.01), 1, scale("small", local_work="gradient")).config)
     problem = random_quadratic(1, 3, seed=1)
     x = problem.init(generator(0, "init"))
     g = problem.grad(x, np.array([0]))[0]
@@ -129,7 +147,7 @@ def test_fedavg_moves_by_a_normalised_update() -> None:
 def test_steps_of_length_gamma_each_are_the_papers_recursion(k: int) -> None:
     """P_i = (x - T_i(x))/γ with T_i of k steps of length γ: our γ is the length of all of them, hence the scaling."""
     gamma, beta, alpha = 0.05, 0.1, 0.01
-    config = _cell(Point(COMPENSATED, 1.0, beta, gamma), 0, scale(True, local_work="steps", local_steps=k)).config
+    config = _cell(Point(COMPENSATED, 1.0, beta, gamma), 0, scale("small", local_work="steps", local_steps=k)).config
     assert config["local"]["name"] == "sgd"  # here of full gradients, to compare with a loop
     config["local"] = {"name": "gd", "step": config["local"]["step"], "steps": config["local"]["steps"]}
     problem = random_quadratic(5, 3, seed=1)
@@ -161,7 +179,7 @@ def test_the_papers_own_curves_have_all_its_claims(tmp_path: Path) -> None:
     done = from_curves(tmp_path, as_in_the_paper)
     found = {claim.name: claim.verdict for claim in (check(done) for check in CLAIMS)}
     assert found == {"C1": "holds", "C2": "holds", "C3": "holds", "C4": "holds", "C5": "holds"}
-    assert Findings([], (1.0, 1.0)).warning.count("1.00") == 1
+    assert Findings([], (1.0, 1.0), done.scale).warning.count("1.00") == 1
     assert done.tuned(COMPENSATED, 1.0, 0.01).gamma == 0.1
 
 
@@ -237,9 +255,17 @@ def test_the_page_says_how_private_it_is_not(tmp_path: Path) -> None:
 # the whole
 
 
+@pytest.fixture
+def on_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits in place of CIFAR-10, which need not have been fetched."""
+    own = {"source": "digits", "test_fraction": 0.2, "partition": "iid", "clients": CLIENTS}
+    monkeypatch.setitem(paper.PAPER, "data", own)
+
+
 @pytest.mark.long
-def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tmp_path: Path) -> None:
+def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tmp_path: Path, on_digits: None) -> None:
     told: list[int] = []
+    assert 0 < hours(["figure4"], TINY, tmp_path, 2) < 1
     found = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
     assert [claim.name for claim in found.claims] == ["C5"]
     said = json.loads((tmp_path / "claims.json").read_text())
@@ -250,6 +276,7 @@ def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tm
     assert not (tmp_path / "figure1.png").exists()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
     assert len(before) == 9 * 2
+    assert hours(["figure4"], TINY, tmp_path, 2) == 0
     reproduce(["figure4"], TINY, tmp_path, 2, lambda news: told.append(news.cells_ended))
     assert told == [18]
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
@@ -273,10 +300,21 @@ def test_a_run_that_failed_is_named(tmp_path: Path) -> None:
 def test_mistakes_get_a_sentence(fednormec_: Command) -> None:
     for arguments, words in {
         ("reproduce", "figure9"): "did you mean 'figure4'",
-        ("reproduce", "figure1", "--small", "--local-work", "stpes"): "did you mean 'steps'",
-        ("reproduce", "figure1", "--small", "--workers", "0"): "workers",
-        ("reproduce", "figure1", "--small", "--rounds", "0"): "rounds",
-        ("reproduce", "figure1", "--small", "--rounds", "9" * 20): "accounting goes up to 1,000,000,000 rounds",
+        ("reproduce", "figure1", "--scale", "smal"): "did you mean 'small'",
+        ("reproduce", "figure1", "--model", "resnet"): "did you mean 'resnet20'",
+        ("reproduce", "figure1", "--noise", "state"): "did you mean 'stated'",
+        ("reproduce", "figure1", "--examples", "19"): "examples must lie between 20 and 54,000",
+        ("reproduce", "figure1", "--scale", "small", "--local-work", "stpes"): "did you mean 'steps'",
+        ("reproduce", "figure1", "--scale", "small", "--workers", "0"): "workers",
+        ("reproduce", "figure1", "--scale", "small", "--rounds", "0"): "rounds",
+        (
+            "reproduce",
+            "figure1",
+            "--scale",
+            "small",
+            "--rounds",
+            "9" * 20,
+        ): "accounting goes up to 1,000,000,000 rounds",
     }.items():
         said = fednormec_(*arguments)
         assert said.code == 2 and words in said.err, said
@@ -286,6 +324,6 @@ def test_data_that_are_missing_are_named_once(
     fednormec_: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FEDNORMEC_DATA", str(tmp_path / "none"))
-    said = fednormec_("reproduce", "figure4", "--small")
+    said = fednormec_("reproduce", "figure4", "--scale", "small")
     assert said.code == 2 and said.err.count("\n") == 1 and "fednormec data fetch cifar10" in said.err
     assert not (tmp_path / "reproduction").exists()

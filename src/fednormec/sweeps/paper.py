@@ -5,6 +5,8 @@ The noise is the paper's, read as the norm of the whole vector: the only reading
 
 import itertools
 import math
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +15,21 @@ import numpy as np
 
 from fednormec.config.assemble import assemble
 from fednormec.config.schema import Config, changed
+from fednormec.core.randomness import generator
+from fednormec.engine.simulation import simulate
+from fednormec.engine.threads import Threads
 from fednormec.errors import UserError, at_least_one, known
 from fednormec.files import to_json
+from fednormec.privacy.calibrate import paper_noise_std
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.mechanism import MOST
 from fednormec.results.groups import Group
 from fednormec.results.reading import Run, read_run
 from fednormec.runs.progress import News
-from fednormec.sweeps.pool import Cell, Outcome, run_all, with_own_noise
+from fednormec.sweeps.pool import Cell, Outcome, ended, run_all, with_own_noise
 
 WORK = {
+    "epoch": "a round is a pass, an exchange for each of its {passes} mini-batches of {batch}, steps of length γ each",
     "gradient": "one gradient over all local data, a step of length γ",
     "pass": "one pass over the local data in batches of {batch}, steps of length γ in all",
     "steps": "{steps} steps on {batch} examples, each of length γ",
@@ -30,6 +37,8 @@ WORK = {
 }
 GAMMAS = BETAS = (0.001, 0.01, 0.1)
 CLIENTS, ALPHA, BATCH = 20, 0.01, 32
+EPSILON, DELTA, ROUNDS = 8.0, 1e-5, 300
+EXAMPLES, TESTS = 54_000, 6_000  # nine tenths of CIFAR-10, and the rest
 ACCURACY = "test_accuracy"
 REACHED = 65 / 70  # the paper's target in figure 2, as a share of what full participation reaches
 COMPENSATED, PLAIN = "Fed-α-NormEC", "FedAvg"
@@ -38,19 +47,23 @@ PAPER: Config = {
     "data": {
         "source": "cifar10", "pool": True, "test_fraction": 0.1, "partition": "iid", "clients": CLIENTS,
     },
-    "model": {"name": "resnet20", "norm": "batch"},
-    "privacy": {
-        "epsilon": 8.0, "delta": 1e-5, "trust": "local", "calibration": "paper", "noise_scale": "total_norm",
-    },
-    "run": {"rounds": 300},
+    "privacy": {"delta": DELTA, "trust": "local", "noise_scale": "total_norm"},
+    "run": {},
 }  # fmt: skip
-SMALL = {
-    "data.examples": 2000,
-    "data.test_examples": 2000,
-    "model.name": "small_cnn",
-    "model.channels": [8, 16],
-    "model.norm": "none",
-    "model.halving": "stride",
+MODELS: dict[str, Config] = {
+    "resnet20": {
+        "model": {"name": "resnet20", "norm": "batch"},
+        "problem": {"name": "neural", "statistics": "training", "loss_examples": 25},
+    },
+    "conv": {
+        "model": {"name": "small_cnn", "channels": [8, 16], "norm": "none", "halving": "stride"},
+        "problem": {"name": "neural", "loss_examples": 100},
+    },
+}
+MOST_POINTS, SHARE = 30, 0.08  # of a curve, and of a run's time that they may take
+NOISES = {
+    "stated": "K is the number of rounds",
+    "exchanges": "K is the number of exchanges",
 }
 
 
@@ -64,24 +77,79 @@ class Point(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Scale of the experiments: the config that all runs share, and the seeds.
+    """Scale of the experiments, and how the paper's text is read.
 
     Attributes:
-        name: "small" or "full".
+        name: "paper" or "small".
+        model: a key of MODELS.
+        examples: number of training images.
+        tests: number of test images.
+        seeds: the seeds.
+        rounds: number of rounds, as the figures count them.
         local_work: a key of WORK.
         local_steps: number of local steps, for the local work "steps".
+        noise: a key of NOISES.
+        device: what to compute on.
     """
 
     name: str
-    config: Config
+    model: str
+    examples: int
+    tests: int
     seeds: tuple[int, ...]
-    local_work: str
-    local_steps: int
+    rounds: int = ROUNDS
+    local_work: str = "minibatch"
+    local_steps: int = 8
+    noise: str = "stated"
+    device: str = "cpu"
 
     @property
     def work(self) -> str:
         """Local work in words."""
-        return WORK[self.local_work].format(steps=self.local_steps, batch=BATCH)
+        return WORK[self.local_work].format(steps=self.local_steps, batch=BATCH, passes=self._passes)
+
+    @property
+    def exchanges(self) -> int:
+        """Number of exchanges between clients and server in a round."""
+        return self._passes if self.local_work == "epoch" else 1
+
+    @property
+    def visits(self) -> int:
+        """Number of images of which a client takes a gradient in a round."""
+        per_round = {"minibatch": BATCH, "steps": BATCH * self.local_steps}
+        return per_round.get(self.local_work, self.examples // CLIENTS)
+
+    @property
+    def _passes(self) -> int:
+        return max(1, self.examples // CLIENTS // BATCH)
+
+    @property
+    def evaluate_every(self) -> int:
+        """Number of exchanges between two points of a curve.
+
+        There are 30 points, or as many as take 8 % of the time: a gradient costs about as much as three evaluations.
+        """
+        looked_at = CLIENTS * int(MODELS[self.model]["problem"]["loss_examples"])
+        point = self.tests + looked_at * (2 if self.model == "resnet20" else 1)  # once for the statistics
+        affordable = SHARE * 3 * self.rounds * CLIENTS * self.visits / point
+        points = max(1, min(MOST_POINTS, self.rounds, int(affordable)))
+        return -(-self.rounds // points) * self.exchanges
+
+    def config(self, p: float) -> Config:
+        """Returns what all runs with this p share."""
+        data = {} if self.examples == EXAMPLES else {"data.examples": self.examples}
+        data |= {} if self.tests == TESTS else {"data.test_examples": self.tests}
+        rounds = self.rounds * self.exchanges
+        if self.noise == "stated" and self.exchanges > 1:
+            noise: dict[str, Any] = {"privacy.noise_std": paper_noise_std(EPSILON, DELTA, p, self.rounds)}
+        else:
+            noise = {"privacy.epsilon": EPSILON, "privacy.calibration": "paper"}
+        run = {"run.device": self.device, "run.rounds": rounds, "run.evaluate_every": self.evaluate_every}
+        return changed({**PAPER, **MODELS[self.model]}, {**data, **noise, **run})
+
+    def facts(self) -> dict[str, Any]:
+        """Returns scale and reading as data."""
+        return {**self._asdict(), "exchanges": self.exchanges, "work": self.work}
 
 
 class Part(NamedTuple):
@@ -132,34 +200,50 @@ FIGURES: dict[str, list[Point]] = {
 
 
 def scale(
-    small: bool,
+    name: str = "paper",
+    model: str | None = None,
+    examples: int | None = None,
     seeds: Sequence[int] | None = None,
     local_work: str | None = None,
     local_steps: int = 8,
+    noise: str = "stated",
     rounds: int | None = None,
     device: str = "cpu",
 ) -> Scale:
-    """Returns the paper's own scale, or a small one for two cores.
+    """Returns the paper's own scale, or a small one.
 
-    The paper's is ResNet20 on all of CIFAR-10 with seed 42. The small one gives the same figures within an hour from a
-    small convolutional net on 2,000 images, with three seeds.
+    The paper's is ResNet20 on all of CIFAR-10 with seed 42. The small one is a test of the whole command: a small
+    convolutional net on 2,000 images, with three seeds.
 
     Args:
-        small: whether it is the small one.
+        name: "paper" or "small".
+        model: a key of MODELS; by default "resnet20", for the small scale "conv".
+        examples: number of training images.
         seeds: other seeds.
-        local_work: a key of WORK; by default "gradient" for the small scale and "pass" for the paper's.
+        local_work: a key of WORK; by default "minibatch".
         local_steps: number of local steps, for the local work "steps".
+        noise: a key of NOISES.
         rounds: number of rounds; by default 300.
         device: what to compute on.
     """
-    chosen = tuple(seeds or ((42, 43, 44) if small else (42,)))
-    work = local_work or ("gradient" if small else "pass")
+    known("scale", name, ("paper", "small"))
+    small, work = name == "small", local_work or "minibatch"
+    model = model or ("conv" if small else "resnet20")
+    known("model", model, MODELS)
     known("local work", work, WORK)
-    rounds = 300 if rounds is None else at_least_one("rounds", rounds)
-    if rounds > MOST:
-        raise UserError(f"accounting goes up to {MOST:,} rounds, not {rounds:,}.")
-    config = changed(PAPER, {**(SMALL if small else {}), "run.device": device, "run.rounds": rounds})
-    return Scale("small" if small else "full", config, chosen, work, at_least_one("local steps", local_steps))
+    known("noise", noise, NOISES)
+    rounds = ROUNDS if rounds is None else at_least_one("rounds", rounds)
+    images = at_least_one("examples", (2000 if small else EXAMPLES) if examples is None else examples)
+    if not CLIENTS <= images <= EXAMPLES:
+        raise UserError(f"examples must lie between {CLIENTS} and {EXAMPLES:,}, not {images:,}.")
+    chosen = tuple(seeds or ((42, 43, 44) if small else (42,)))
+    found = Scale(
+        name, model, images, 2000 if small else TESTS, chosen, rounds, work, at_least_one("local steps", local_steps),
+        noise, device,
+    )  # fmt: skip
+    if rounds * found.exchanges > MOST:
+        raise UserError(f"accounting goes up to {MOST:,} rounds, not {rounds * found.exchanges:,}.")
+    return found
 
 
 class Reproduction:
@@ -195,9 +279,9 @@ class Reproduction:
         return Group(tuple(self.runs[point].values()), "")
 
     def transmissions(self, point: Point, seed: int, target: float) -> float:
-        """Returns k·p·M at the first round that was evaluated with at least this accuracy; inf if none was."""
+        """Returns k·p·M at the first round k that was evaluated with at least this accuracy; inf if none was."""
         reached = (k for k, value in self.runs[point][seed].values(ACCURACY) if value >= target)
-        return next(reached, math.inf) * point.p * CLIENTS
+        return next(reached, math.inf) / self.scale.exchanges * point.p * CLIENTS
 
     def target(self) -> float:
         """Returns the accuracy to reach in figure 2.
@@ -219,6 +303,38 @@ def cells(figures: Iterable[str], scale: Scale) -> list[Cell]:
     return [_cell(point, seed, scale) for point in points for seed in scale.seeds]
 
 
+def hours(figures: Iterable[str], scale: Scale, folder: Path, workers: int) -> float:
+    """Estimates how long the runs that are missing will take, from some exchanges and an evaluation here and now.
+
+    Raises UserError for what is missing, once and not for every run.
+    """
+    import torch
+
+    missing = [cell for cell in cells(figures, scale) if not ended(cell, folder)]
+    if not missing:
+        return 0.0
+    problem, algorithm, participation, privacy, run, _, _ = assemble(missing[0].config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    try:
+        rounds = simulate(problem, algorithm, participation, privacy, rounds=run.rounds, on=Threads(1))
+        next(rounds)  # the first takes longer
+        started, done = time.perf_counter(), 0
+        while done < run.rounds - 1 and (done < 2 or time.perf_counter() - started < 1) and done < 50:
+            last = next(rounds)
+            done += 1
+        exchange = (time.perf_counter() - started) / max(1, done)
+        started = time.perf_counter()
+        problem.evaluate(last.x if done else problem.init(generator(0, "init")))
+        point = time.perf_counter() - started
+        rounds.close()
+    finally:
+        torch.set_num_threads(threads)
+    every = run.evaluate_every or 1
+    seconds = len(missing) * (run.rounds * exchange + math.ceil(run.rounds / every) * point)
+    return seconds / min(workers, len(missing)) / 3600
+
+
 def reproduce(
     figures: Sequence[str], scale: Scale, folder: Path, workers: int, tell: Callable[[News[Outcome]], None]
 ) -> "Findings":
@@ -226,13 +342,12 @@ def reproduce(
     from fednormec.sweeps.paper_figures import draw
 
     asked = cells(figures, scale)
-    assemble(asked[0].config)  # raises once for what is missing, not for every run
     done = Reproduction(scale, run_all(asked, folder, workers, tell))
     for figure in figures:
         draw(figure, done, folder)
     claims = [check(done) for check, figure in CLAIMS.items() if figure in figures]
     (folder / "claims.md").write_text(markdown(claims, done), encoding="utf-8")
-    found = Findings(claims, done.true_epsilons())
+    found = Findings(claims, done.true_epsilons(), done.scale)
     (folder / "claims.json").write_text(to_json(found.facts(), indent=2) + "\n", encoding="utf-8")
     return found
 
@@ -243,10 +358,12 @@ class Findings(NamedTuple):
     Attributes:
         claims: the claims with their verdicts.
         true_epsilons: the least and the largest ε of the runs.
+        scale: the scale that was run.
     """
 
     claims: list[Claim]
     true_epsilons: tuple[float, float]
+    scale: Scale
 
     @property
     def warning(self) -> str:
@@ -269,7 +386,10 @@ class Findings(NamedTuple):
             }
             for claim in self.claims
         ]
-        return {"label": NOT_PRIVATE, "true_epsilon": list(self.true_epsilons), "claims": claims}
+        return {
+            "label": NOT_PRIVATE, "true_epsilon": list(self.true_epsilons), "scale": self.scale.facts(),
+            "claims": claims,
+        }  # fmt: skip
 
     def text(self) -> str:
         """Returns the findings as text, for a terminal."""
@@ -284,8 +404,9 @@ def markdown(claims: Sequence[Claim], done: Reproduction) -> str:
     """Returns claims and tables in Markdown, for a document."""
     seeds = ", ".join(map(str, done.scale.seeds))
     lines = [
-        Findings([], done.true_epsilons()).warning,
-        f"Scale: {done.scale.name}; local work: {done.scale.work}; seeds {seeds}.",
+        Findings([], done.true_epsilons(), done.scale).warning,
+        f"Scale: {done.scale.name}; model: {done.scale.model}, {done.scale.examples:,} training images; "
+        f"local work: {done.scale.work}; noise: {NOISES[done.scale.noise]}; seeds {seeds}.",
         _table(["claim", "part", "verdict", "by how much (mean; each seed)"],
                [[claim.name, part.text, part.verdict, _margins(part)] for claim in claims for part in claim.parts]),
     ]  # fmt: skip
@@ -408,8 +529,9 @@ def _cell(point: Point, seed: int, scale: Scale) -> Cell:
     else:
         method = {"name": "dp_fed_avg_normalized", "bounded": "update", **steps}
     who = {"name": "full"} if point.p == 1 else {"name": "poisson", "p": point.p, "idle": "advance"}
-    run = {**scale.config["run"], "seed": seed, "evaluate_every": max(1, scale.config["run"]["rounds"] // 30)}
-    config: Config = {**scale.config, "local": local, "method": method, "participation": who, "run": run}
+    shared = scale.config(point.p)
+    run = {**shared["run"], "seed": seed}
+    config: Config = {**shared, "local": local, "method": method, "participation": who, "run": run}
     short = "normec" if point.method == COMPENSATED else "fedavg"
     name = f"{short}_p={point.p:g}_beta={point.beta:g}_gamma={point.gamma:g}_seed={seed}"
     return with_own_noise(Cell(name, {**point._asdict(), "seed": seed}, config), mark=name)
@@ -422,6 +544,7 @@ def _local(gamma: float, scale: Scale) -> tuple[dict[str, Any], int]:
     """
     k = scale.local_steps
     readings: dict[str, tuple[dict[str, Any], int]] = {
+        "epoch": ({"name": "sgd", "step": gamma, "steps": 1, "batch_size": BATCH, "order": "passes"}, 1),
         "gradient": ({"name": "gd", "step": gamma}, 1),
         "pass": ({"name": "ig", "step": gamma, "batch_size": BATCH}, 1),
         "minibatch": ({"name": "sgd", "step": gamma, "steps": 1, "batch_size": BATCH}, 1),

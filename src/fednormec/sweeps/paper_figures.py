@@ -112,7 +112,7 @@ def _curve(
     per_round: float = 1.0,
 ) -> None:
     rounds, mean, low, high = done.group(point).curve(metric)
-    at, every = rounds * per_round, max(1, len(rounds) // 8)
+    at, every = rounds * per_round / done.scale.exchanges, max(1, len(rounds) // 8)
     axes.plot(at, mean, line, color=colour, marker=marker, label=label, linewidth=1.5, markersize=4, markevery=every)
     if len(done.scale.seeds) > 1:
         axes.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
