@@ -3,12 +3,17 @@ from fednormec import theory as theory
 from fednormec.algorithms.faults import faulty as faulty
 from fednormec.algorithms.methods import METHODS as METHODS
 from fednormec.algorithms.methods import alpha_normec as alpha_normec
+from fednormec.algorithms.methods import centred as centred
 from fednormec.algorithms.methods import clip21 as clip21
 from fednormec.algorithms.methods import clip21_sgd2m as clip21_sgd2m
 from fednormec.algorithms.methods import dp_fed_avg_clip as dp_fed_avg_clip
 from fednormec.algorithms.methods import dp_fed_avg_normalized as dp_fed_avg_normalized
 from fednormec.algorithms.methods import dp_scaffold as dp_scaffold
+from fednormec.algorithms.methods import econtrol as econtrol
+from fednormec.algorithms.methods import ef14 as ef14
 from fednormec.algorithms.methods import ef21 as ef21
+from fednormec.algorithms.methods import ef21_pp as ef21_pp
+from fednormec.algorithms.methods import ef21_sgdm as ef21_sgdm
 from fednormec.algorithms.methods import fed_avg as fed_avg
 from fednormec.algorithms.methods import fed_normec as fed_normec
 from fednormec.algorithms.methods import scaffold as scaffold

@@ -19,7 +19,7 @@ from fednormec.audit.audit import (
     audit_mechanism,
     audit_training,
 )
-from fednormec.audit.canaries import with_canaries
+from fednormec.audit.canaries import nothing_for, with_canaries
 from fednormec.audit.checks import dispersion
 from fednormec.audit.evidence import (
     LEVEL,
@@ -252,6 +252,10 @@ OWN = {
     "dp_fed_avg_clip": fn.dp_fed_avg_clip(fn.sgd(0.1, steps=2), tau=3.0),
     "dp_fed_avg_normalized": fn.dp_fed_avg_normalized(fn.gd(1e-3), alpha=5.0, beta=0.3),
     "dp_scaffold": fn.dp_scaffold(fn.gd(0.1)),
+    "ef14": fn.ef14(fn.gd(0.1), tau=0.5),
+    "econtrol": fn.econtrol(fn.gd(0.1), bound="normalize", tau=2.0),
+    "centred": fn.centred(fn.gd(0.1)),
+    "centred, leaky": fn.centred(fn.gd(0.1), bound="clip", tau=0.3, leak=0.1),
 }
 
 
@@ -345,6 +349,7 @@ def test_what_the_engine_refuses_is_a_violation(monkeypatch, place):
         (fn.fed_normec(fn.gd(0.1)), fn.poisson(0.5), fn.Privacy(epsilon=8.0)),
         (fn.fed_normec(fn.sgd(0.1, batch_size=2)), fn.poisson(0.5, "sleep"), fn.Privacy(epsilon=4.0, tuning_runs=2)),
         (fn.clip21(tau=0.5), None, fn.Privacy(epsilon=8.0, adjacency="replace_one")),
+        (fn.centred(fn.gd(0.1), leak=0.1), fn.poisson(0.5), fn.Privacy(epsilon=8.0)),
         (fn.dp_fed_avg_clip(fn.gd(0.1)), fn.fixed_size(5), fn.Privacy(noise_std=1.0, trust="secagg", min_cohort=2)),
     ],
 )
@@ -425,6 +430,9 @@ BOUNDED = {
     "clip21_sgd2m": fn.clip21_sgd2m(tau=2.0),
     "dp_fed_avg_clip": fn.dp_fed_avg_clip(fn.ig(0.1)),
     "dp_fed_avg_normalized": fn.dp_fed_avg_normalized(fn.gd(0.1), beta=0.3),
+    "ef14": fn.ef14(fn.gd(0.1), tau=0.5),
+    "ef21_sgdm": fn.ef21_sgdm(fn.gd(0.1)),
+    "econtrol": fn.econtrol(fn.gd(0.1), tau=2.0),
 }
 
 
@@ -436,6 +444,18 @@ def test_a_canary_sends_its_vector_in_every_round(name, adjacency):
     expected = algorithm.bound.radius * (axes[0] - axes[1] * (adjacency == "replace_one"))
     for r in fn.simulate(problem, algorithm, rounds=60):
         torch.testing.assert_close(r.released, expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"leak": 0.1}])
+def test_a_canary_that_is_not_there_is_heard_nowhere_in_centred_feedback(settings):
+    """Its clients measure against what the server remembers: without data one would still send, away from that."""
+    algorithm, axes = fn.centred(fn.gd(0.1), **settings), torch.eye(2, 5, dtype=torch.float64)
+    nothing = nothing_for(algorithm, torch.zeros(5))
+    assert math.isnan(nothing) and nothing_for(fn.fed_normec(fn.gd(0.1)), torch.zeros(5)) == 0
+    for given, heard in ((nothing, False), (0.0, True)):
+        problem = with_canaries(Silence(5, 3, gradient=given), axes, np.array([True, False]), nothing=given)
+        sums = torch.stack([r.released for r in fn.simulate(problem, algorithm, rounds=9)])
+        assert ((sums[1:] - axes[0]).norm(dim=1) > 0.05).all() == heard
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

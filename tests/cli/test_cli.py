@@ -200,6 +200,10 @@ def test_a_value_of_the_wrong_type_is_refused(refused: Refused, override: str, m
         ("privacy.noise_std=1 method.name=fed_avg", "FedAvg does not bound what a client sends"),
         ("privacy.noise_std=1 method.name=scaffold", "SCAFFOLD does not bound what a client sends"),
         ("privacy.noise_std=1 method.name=ef21", "EF21 does not bound what a client sends"),
+        ("privacy.noise_std=1 method.name=ef21_pp", "EF21-PP does not bound what a client sends"),
+        ("privacy.noise_std=1 method.name=ef14 method.bound=top_k", "EF14 does not bound what a client sends"),
+        ("method.name=econtrol method.bound=top_k method.tau=2", "tau has no meaning with bound = 'top_k'"),
+        ("method.name=centred method.bound=top_k", "bound must be 'normalize' or 'clip', not 'top_k'"),
         ("privacy.noise_std=1 method.initial_memory=local_updates", "publishes the clients' exact updates"),
         ("method.name=alpha_normec", "alpha_normec is the method with every client in every round"),
     ],
@@ -220,8 +224,8 @@ STEPS = [f"local.name={name} local.step" for name in ("gd", "ig", "sgd")] + [
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "0"])
 @pytest.mark.parametrize("setting", STEPS)
 def test_steps_and_sizes_are_positive_and_finite(refused: Refused, setting: str, value: str) -> None:
-    if setting.endswith("alpha") and value == "0":
-        value = "-0.1"  # alpha = 0 is plain normalisation
+    if setting.endswith(("alpha", "error_weight")) and value == "0":
+        value = "-0.1"  # alpha = 0 is plain normalisation, error_weight = 0 is EF21
     assert f"not {float(value)}" in refused(*sets(*f"{setting}={value}".split()))
 
 

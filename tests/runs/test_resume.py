@@ -49,6 +49,7 @@ def state(r: Round) -> list[torch.Tensor]:
 def methods() -> Iterator[Any]:
     for name, method in METHODS.items():
         yield pytest.param(method.build(fn.sgd(0.1, 2, 2)) if method.takes_local else method.build(), id=name)
+    yield pytest.param(fn.centred(fn.gd(0.1), leak=0.1), id="centred, leaky")
     yield pytest.param(fn.fed_normec(fn.gd(0.1), initial_memory="local_updates", warmup_rounds=3), id="primed")
 
 

@@ -99,6 +99,9 @@ CASES = {
     "momentum": (fn.clip21_sgd2m(batch_size=4), fn.poisson(0.5)),
     "averaging": (fn.dp_fed_avg_clip(SGD), fn.fixed_size(9)),
     "control variates": (fn.dp_scaffold(SGD), fn.poisson(0.5)),
+    "residuals": (fn.ef14(SGD), fn.poisson(0.5)),
+    "error control": (fn.econtrol(SGD), fn.poisson(0.5)),
+    "centred, with deviations": (fn.centred(SGD, leak=0.1), fn.poisson(0.5)),
     "broken clients": (fn.fed_normec(FAULTY), fn.poisson(0.5)),
 }
 WITHOUT_NOISE = {

@@ -223,6 +223,79 @@ def ef21(world, *, k, eta):
     return End(x, v_hat, v)
 
 
+def ef21_pp(world, *, k, eta):
+    """Who is not drawn sends nothing and stays, whatever the participation's rule for idle clients is."""
+    x, v = world.x0, np.zeros((world.M, world.d))
+    for S in world.cohorts:
+        for i in sorted(S):
+            v[i] = v[i] + largest(world.gradient(i, x, None) - v[i], k)
+        x = x - eta * sum(v) / world.M
+    return End(x, sum(v) / world.M, v)
+
+
+def ef21_sgdm(world, local, *, gamma, C, m, eta, start_exact=False):
+    x, v = world.x0, np.zeros((world.M, world.d))
+    if start_exact:
+        v = np.stack([(x - local(world, i, x, 0, 0)) / gamma for i in range(world.M)])
+    u, v_hat = v.copy(), sum(v) / world.M
+    q = 1 if world.sleep else 1 / world.p
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in computing(world, S):
+            u[i] = (1 - m) * u[i] + m * (x - local(world, i, x, k, 0)) / gamma
+            c = C(u[i] - v[i])
+            v[i] = v[i] + c
+            if i in S:
+                total += c
+        v_hat = v_hat + q * total / world.M
+        x = x - eta * v_hat
+    return End(x, v_hat, np.concatenate([v, u], axis=1))
+
+
+def ef14(world, local, *, gamma, C, eta):
+    x, e = world.x0, np.zeros((world.M, world.d))
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in sorted(S):
+            wanted = e[i] + eta * (x - local(world, i, x, k, 0)) / gamma
+            sent = C(wanted)
+            e[i] = wanted - sent
+            total += sent
+        x = x - total / (world.p * world.M)
+    return End(x, np.zeros(0), e)
+
+
+def econtrol(world, local, *, gamma, C, w, eta):
+    x, h_hat, h, e = world.x0, np.zeros(world.d), np.zeros((world.M, world.d)), np.zeros((world.M, world.d))
+    q = 1 if world.sleep else 1 / world.p
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in computing(world, S):
+            g = (x - local(world, i, x, k, 0)) / gamma
+            sent = C(w * e[i] + g - h[i])
+            e[i] = e[i] + g - h[i] - sent
+            h[i] = h[i] + sent
+            if i in S:
+                total += sent
+        h_hat = h_hat + q * total / world.M
+        x = x - eta * h_hat
+    return End(x, h_hat, np.concatenate([h, e], axis=1))
+
+
+def centred(world, local, *, gamma, C, beta, eta, leak=None, a=None):
+    x, v_hat, h = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total = z.copy()
+        for i in sorted(S):
+            sent = C((x - local(world, i, x, k, 0)) / gamma - v_hat - h[i])
+            if leak is not None:
+                h[i] = (1 - leak) * (h[i] + a * sent)
+            total += sent
+        v_hat = v_hat + beta * total / (world.p * world.M)
+        x = x - eta * v_hat
+    return End(x, v_hat, np.zeros((world.M, 0)) if leak is None else h)
+
+
 def averaging(world, local, *, eta, psi):
     x = world.x0
     for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):

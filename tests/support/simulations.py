@@ -10,6 +10,14 @@ from fednormec.algorithms.methods import METHODS
 from fednormec.engine.round import Round
 
 LOCAL = fn.gd(0.3, steps=2)
+VARIANTS = {
+    "ef21_sgdm, top_k": lambda: fn.ef21_sgdm(LOCAL, bound="top_k", k=2),
+    "ef14, top_k": lambda: fn.ef14(LOCAL, bound="top_k", k=2),
+    "ef14, normalize": lambda: fn.ef14(LOCAL, bound="normalize", tau=0.05, alpha=0.1),
+    "econtrol, top_k": lambda: fn.econtrol(LOCAL, bound="top_k", k=2),
+    "centred, leaky": lambda: fn.centred(LOCAL, leak=0.1),
+}  # methods that keep or send something else with other settings than the defaults
+CONTRACTS = [*METHODS, *VARIANTS]
 
 
 def mlp_problem(
@@ -24,7 +32,9 @@ def mlp_problem(
 
 
 def build(name: str) -> fn.Algorithm:
-    """A method by its name, with its defaults."""
+    """A method by its name, with its defaults, or a variant of one."""
+    if name in VARIANTS:
+        return VARIANTS[name]()
     return METHODS[name].build(LOCAL) if METHODS[name].takes_local else METHODS[name].build()
 
 

@@ -44,4 +44,7 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
         c = plus(server.memory, change, weights.memory)
         return Server(x, c, server.round + 1)
 
-    return Algorithm(name, local, bound, init, client_, server, memory_slots=1, message_slots=2, correction=correction)
+    return Algorithm(
+        name, local, bound, init, client_, server, memory_slots=1, message_slots=2, reads_memory=True,
+        correction=correction,
+    )  # fmt: skip

@@ -1,16 +1,21 @@
-"""Methods of the papers by name: each a short constructor on one of the three recursions, and one table of them all."""
+"""Methods of the papers by name: each a short constructor on one of the recursions, and one table of them all."""
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from fednormec.algorithms.averaging import averaging
+from fednormec.algorithms.centred import centred_feedback
 from fednormec.algorithms.control_variates import control_variates
 from fednormec.algorithms.feedback import feedback
+from fednormec.algorithms.residuals import error_control, residuals
 from fednormec.core.algorithm import Algorithm
-from fednormec.core.bounds import clip, identity, smooth_normalize, top_k
+from fednormec.core.bounds import Bound, clip, identity, smooth_normalize, top_k
 from fednormec.core.local import LocalUpdate, gd, sgd
+from fednormec.errors import UserError, one_of, positive
 
 InitialMemory = Literal["zero", "local_updates"]
+AnyBound = Literal["clip", "normalize", "top_k"]
 
 
 def fed_normec(
@@ -150,6 +155,163 @@ def ef21(
     )
 
 
+def ef21_pp(
+    *,
+    k: int = 10,
+    server_step: float = 0.1,
+    batch_size: int | None = None,
+    initial_memory: InitialMemory = "zero",
+) -> Algorithm:
+    """EF21-PP (Fatkhullin et al. 2021, arXiv 2110.03294): EF21 in which only drawn clients move. Cannot be private.
+
+    c_i = TopK(grad f_i(x) - v_i) if i in S, else 0;  v_i <- v_i + c_i;  v <- v + (1/M) sum_{i in S} c_i
+    x <- x - eta v. No radius. It is `ef21` whose idle clients sleep, whatever the participation says, so that v stays
+    the mean of the v_i. The paper moves x first: the same sequence, shifted by the first, empty step from v = 0.
+
+    Args:
+        k: number of coordinates that a message keeps.
+        server_step: eta.
+        batch_size: number of examples in a mini-batch gradient; None: the full gradient.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories.
+    """
+    method = ef21(k=k, server_step=server_step, batch_size=batch_size, initial_memory=initial_memory)
+    return method._replace(name="EF21-PP", idle_clients_advance=False)
+
+
+def ef21_sgdm(
+    local: LocalUpdate,
+    *,
+    bound: AnyBound = "clip",
+    tau: float | None = None,
+    alpha: float | None = None,
+    k: int | None = None,
+    client_momentum: float = 0.1,
+    server_step: float = 0.1,
+    initial_memory: InitialMemory = "zero",
+) -> Algorithm:
+    """EF21-SGDM (Fatkhullin, Tyurin, Richtarik 2023, arXiv 2305.15155): EF21 on each client's momentum.
+
+    u_i <- (1-m) u_i + m P_i;  c_i = bound(u_i - v_i);  v_i <- v_i + c_i
+    v <- v + (q/M) sum_{i in S} c_i;  x <- x - eta v. Radius tau; none with Top-k.
+    The paper has a compressor such as bound="top_k" and gradients (gd or sgd with one step). It moves x first: the same
+    sequence, shifted by the first, empty step from v = 0. Idle clients advance or sleep as in Fed-alpha-NormEC. From a
+    summary and from memory, and as others have implemented it.
+
+    Args:
+        local: local operator, which gives P_i.
+        bound: "clip" to norm tau, "normalize" to tau v/(alpha + ||v||), or "top_k" coordinates, which is never private.
+        tau: largest norm of a message, for "clip" and "normalize"; None: 1.
+        alpha: smoothing, for "normalize"; None: 0.01.
+        k: number of coordinates that a message keeps, for "top_k"; None: 10.
+        client_momentum: m, in (0, 1].
+        server_step: eta.
+        initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
+    """
+    return feedback(
+        "EF21-SGDM", local, _bound(bound, tau, alpha, k), beta=1.0, server_step=server_step,
+        client_momentum=client_momentum, initial_memory=initial_memory,
+    )  # fmt: skip
+
+
+def ef14(
+    local: LocalUpdate,
+    *,
+    bound: AnyBound = "clip",
+    tau: float | None = None,
+    alpha: float | None = None,
+    k: int | None = None,
+    server_step: float = 0.1,
+) -> Algorithm:
+    """EF14, the first error feedback (Seide et al. 2014; Stich, Cordonnier, Jaggi 2018, arXiv 1809.07599).
+
+    p_i = e_i + gamma P_i;  m_i = bound(p_i);  e_i <- p_i - m_i;  x <- x - (1/(pM)) sum_{i in S} m_i.
+    Radius tau; none with Top-k. The papers have every client in every round and gradients (gd or sgd with one step).
+    Here only drawn clients compute, whatever `idle` says: what a client takes out of e_i must be heard. From a summary
+    and from memory.
+
+    Args:
+        local: local operator, which gives P_i.
+        bound: "clip" to norm tau, "normalize" to tau v/(alpha + ||v||), or "top_k" coordinates, which is never private.
+        tau: largest norm of a message, for "clip" and "normalize"; None: gamma, the length of a step along an update of
+            norm 1.
+        alpha: smoothing, for "normalize"; None: 0.01.
+        k: number of coordinates that a message keeps, for "top_k"; None: 10.
+        server_step: gamma, which multiplies an update before it is bounded.
+    """
+    positive("server_step", server_step)
+    tau = server_step if tau is None and bound != "top_k" else tau
+    return residuals("EF14", local, _bound(bound, tau, alpha, k), server_step=server_step)
+
+
+def econtrol(
+    local: LocalUpdate,
+    *,
+    bound: AnyBound = "clip",
+    tau: float | None = None,
+    alpha: float | None = None,
+    k: int | None = None,
+    error_weight: float = 0.1,
+    server_step: float = 0.1,
+) -> Algorithm:
+    """EControl (Gao, Islamov, Stich 2023, arXiv 2311.05645): EF21 that also sends a part of its error so far.
+
+    m_i = bound(w e_i + P_i - h_i);  e_i <- e_i + P_i - h_i - m_i;  h_i <- h_i + m_i
+    h <- h + (q/M) sum_{i in S} m_i;  x <- x - eta h. Radius tau; none with Top-k. All memories start at zero.
+    The paper has every client in every round, gradients (gd or sgd with one step) and calls w eta. Idle clients advance
+    or sleep as in Fed-alpha-NormEC. From a summary and from memory, and as others have implemented it.
+
+    Args:
+        local: local operator, which gives P_i.
+        bound: "clip" to norm tau, "normalize" to tau v/(alpha + ||v||), or "top_k" coordinates, which is never private.
+        tau: largest norm of a message, for "clip" and "normalize"; None: 1.
+        alpha: smoothing, for "normalize"; None: 0.01.
+        k: number of coordinates that a message keeps, for "top_k"; None: 10.
+        error_weight: w, in [0, 1]; 0 is EF21.
+        server_step: eta.
+    """
+    return error_control(
+        "EControl", local, _bound(bound, tau, alpha, k), error_weight=error_weight, server_step=server_step
+    )
+
+
+def centred(
+    local: LocalUpdate,
+    *,
+    bound: Literal["normalize", "clip"] = "normalize",
+    tau: float | None = None,
+    alpha: float | None = None,
+    beta: float = 0.1,
+    server_step: float = 0.1,
+    leak: float | None = None,
+    deviation_step: float | None = None,
+) -> Algorithm:
+    """Centred feedback (ours): clients measure their updates against the server's public memory, noise included.
+
+    m_i = bound(P_i - v - h_i);  v <- v + beta (1/(pM)) sum_{i in S} m_i;  x <- x - eta v. Radius tau.
+    Without a leak h_i = 0 and clients keep nothing; with one h_i <- (1-l)(h_i + a m_i). Noise in v is corrected, where
+    in Fed-alpha-NormEC it adds up; the price is a bias where updates differ (docs/theory.md). Only drawn clients
+    compute, whatever `idle` says: an h_i must not answer to a message that was not heard.
+
+    Args:
+        local: local operator, which gives P_i.
+        bound: "normalize" to tau v/(alpha + ||v||), or "clip" to norm tau.
+        tau: largest norm of a message; None: 1.
+        alpha: smoothing, for "normalize"; None: beta tau, with which v takes off a small deviation in one round. Below
+            half of that v overshoots where clients agree.
+        beta: factor with which the mean message enters the memory.
+        server_step: eta.
+        leak: l, in (0, 1]; None: clients keep nothing.
+        deviation_step: a, with a leak; None: beta.
+    """
+    one_of("bound", bound, ("normalize", "clip"))
+    if bound == "normalize" and alpha is None:
+        alpha = positive("beta", beta) * (1.0 if tau is None else tau)
+    return centred_feedback(
+        "centred feedback", local, _bound(bound, tau, alpha), beta=beta, server_step=server_step, leak=leak,
+        deviation_step=deviation_step,
+    )  # fmt: skip
+
+
 def fed_avg(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
     """FedAvg (McMahan et al. 2017, arXiv 1602.05629), every client weighing the same. Cannot be private.
 
@@ -235,26 +397,34 @@ class Method(NamedTuple):
         build: constructor of the method.
         paper: what to cite.
         takes_local: whether the constructor takes a local operator first.
-        can_be_private: whether noise may be added.
     """
 
     build: Callable[..., Algorithm]
     paper: str
     takes_local: bool
-    can_be_private: bool
+
+    @property
+    def can_be_private(self) -> bool:
+        """Returns whether noise may be added to the method as it is by default: whether its bound has a radius."""
+        return math.isfinite((self.build(gd(1.0)) if self.takes_local else self.build()).bound.radius)
 
 
 METHODS: dict[str, Method] = {
-    "fed_normec": Method(fed_normec, "the Fed-α-NormEC paper", True, True),
-    "alpha_normec": Method(alpha_normec, "arXiv 2502.13482", False, True),
-    "clip21": Method(clip21, "arXiv 2305.18929", False, True),
-    "clip21_sgd2m": Method(clip21_sgd2m, "arXiv 2502.11682", False, True),
-    "ef21": Method(ef21, "arXiv 2106.05203", False, False),
-    "fed_avg": Method(fed_avg, "arXiv 1602.05629", True, False),
-    "dp_fed_avg_clip": Method(dp_fed_avg_clip, "arXiv 1710.06963", True, True),
-    "dp_fed_avg_normalized": Method(dp_fed_avg_normalized, "baseline of Fed-α-NormEC", True, True),
-    "scaffold": Method(scaffold, "arXiv 1910.06378", True, False),
-    "dp_scaffold": Method(dp_scaffold, "arXiv 2111.09278", True, True),
+    "fed_normec": Method(fed_normec, "the Fed-α-NormEC paper", True),
+    "alpha_normec": Method(alpha_normec, "arXiv 2502.13482", False),
+    "clip21": Method(clip21, "arXiv 2305.18929", False),
+    "clip21_sgd2m": Method(clip21_sgd2m, "arXiv 2502.11682", False),
+    "ef21": Method(ef21, "arXiv 2106.05203", False),
+    "ef21_pp": Method(ef21_pp, "arXiv 2110.03294", False),
+    "ef21_sgdm": Method(ef21_sgdm, "arXiv 2305.15155", True),
+    "ef14": Method(ef14, "arXiv 1809.07599", True),
+    "econtrol": Method(econtrol, "arXiv 2311.05645", True),
+    "centred": Method(centred, "ours", True),
+    "fed_avg": Method(fed_avg, "arXiv 1602.05629", True),
+    "dp_fed_avg_clip": Method(dp_fed_avg_clip, "arXiv 1710.06963", True),
+    "dp_fed_avg_normalized": Method(dp_fed_avg_normalized, "baseline of Fed-α-NormEC", True),
+    "scaffold": Method(scaffold, "arXiv 1910.06378", True),
+    "dp_scaffold": Method(dp_scaffold, "arXiv 2111.09278", True),
 }
 
 
@@ -264,3 +434,21 @@ def _gradient(batch_size: int | None) -> LocalUpdate:
     The local step cancels, so any will do.
     """
     return gd(1.0) if batch_size is None else sgd(1.0, steps=1, batch_size=batch_size)
+
+
+def _bound(name: str, tau: float | None, alpha: float | None, k: int | None = None) -> Bound:
+    """Builds the bound of that name; None: the setting was not given.
+
+    Raises:
+        UserError: if something was given that this bound does not use: it would be ignored without a word.
+    """
+    uses = {"clip": ("tau",), "normalize": ("tau", "alpha"), "top_k": ("k",)}
+    one_of("bound", name, tuple(uses))
+    for setting, value in (("tau", tau), ("alpha", alpha), ("k", k)):
+        if value is not None and setting not in uses[name]:
+            raise UserError(f"{setting} has no meaning with bound = {name!r}, which uses {' and '.join(uses[name])}: "
+                            f"leave {setting} out, or choose another bound.")  # fmt: skip
+    if name == "top_k":
+        return top_k(10 if k is None else k)
+    tau = 1.0 if tau is None else tau
+    return clip(tau) if name == "clip" else smooth_normalize(0.01 if alpha is None else alpha, tau)

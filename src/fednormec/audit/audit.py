@@ -20,7 +20,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from fednormec.audit import checks
-from fednormec.audit.canaries import signs, with_canaries
+from fednormec.audit.canaries import nothing_for, signs, with_canaries
 from fednormec.audit.checks import least, levels, two_sided
 from fednormec.audit.evidence import (
     CONFIDENCE,
@@ -255,7 +255,8 @@ def audit_training(
     rng, starts = generator(seed, "canaries"), blocks(problem.dim)
     present = rng.random(m) < 0.5
     directions = _directions(m, problem.dim, rng).to(problem.init(generator(seed, "init")))
-    planted, mechanism = with_canaries(problem, directions, present, privacy.adjacency), planned.mechanism
+    nothing, mechanism = nothing_for(algorithm, problem.init(generator(seed, "init"))), planned.mechanism
+    planted = with_canaries(problem, directions, present, privacy.adjacency, nothing=nothing)
     sent, along, squares, broken = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), None
     try:
         for r in simulate(

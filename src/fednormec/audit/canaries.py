@@ -1,5 +1,6 @@
 """Canaries: clients that ignore their data and always send the same vector, or what its neighbour would send."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednormec.core.algorithm import Algorithm
 from fednormec.core.problem import Metrics, Problem
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import take
@@ -87,6 +89,22 @@ def with_canaries(
     x = problem.init(generator(0, "init"))
     factors = torch.from_numpy(scale * signs(present, adjacency, nothing))
     return WithCanaries(problem, directions.to(x) * factors.to(x)[:, None])
+
+
+def nothing_for(algorithm: Algorithm, x: Tensor) -> float:
+    """Returns a gradient that makes a message zero: 0, or nan where a method measures updates against its server.
+
+    Args:
+        algorithm: the method.
+        x: a model, for its length and dtype.
+    """
+    server = algorithm.init(x)
+    told, memory = (
+        server._replace(memory=torch.ones_like(server.memory)),
+        x.new_zeros(1, algorithm.memory_slots * len(x)),
+    )
+    message, _ = algorithm.client(told, memory, torch.zeros_like(x)[None])
+    return math.nan if algorithm.correction is not None or message.any() else 0.0
 
 
 def signs(present: np.ndarray, adjacency: Adjacency, nothing: float = 0.0) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.methods import dp_fed_avg_clip
-from fednormec.audit.canaries import signs, with_canaries
+from fednormec.audit.canaries import nothing_for, signs, with_canaries
 from fednormec.core.algorithm import Algorithm
 from fednormec.core.local import gd
 from fednormec.core.participation import full, poisson
@@ -58,7 +58,7 @@ class Stage(NamedTuple):
     @property
     def nothing(self) -> float:
         """Gradient that makes a message zero."""
-        return 0.0 if self.algorithm.correction is None else math.nan
+        return nothing_for(self.algorithm, torch.zeros(self.dim, dtype=self.dtype))
 
     def silence(self, clients: int) -> Silence:
         return Silence(self.dim, clients, self.dtype, self.nothing)

@@ -43,6 +43,7 @@ class Algorithm(NamedTuple):
         message_slots: number of vectors (d,) in a message.
         keeps_updates: whether a memory takes in an update as it is, unbounded.
         idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same (`rule`).
+        reads_memory: whether clients read the server's memory; a federation then sends it to them with the model.
         correction: correction(server, rows) -> (B, d), added to every local gradient; for methods with control
             variates.
         prime: algorithm that runs for one exact round before the first, to fill the memories with local updates. It is
@@ -59,6 +60,7 @@ class Algorithm(NamedTuple):
     message_slots: int = 1
     keeps_updates: bool = False
     idle_clients_advance: bool = False
+    reads_memory: bool = False
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
 

@@ -61,6 +61,18 @@ class Messages(NamedTuple):
         """Returns the messages themselves; they may overwrite the rows."""
         return self.rows if self.factors is None else self.rows.mul_(self.factors[:, None])
 
+    def move_(self, memory: Tensor, factor: float) -> None:
+        """Moves memory <- memory + factor message, in place, row by row.
+
+        Args:
+            memory: rows (B, d), moved in place.
+            factor: factor with which the messages enter.
+        """
+        if self.factors is None:
+            memory.add_(self.rows, alpha=factor)
+        else:
+            memory.addcmul_(self.rows, self.factors[:, None], value=factor)
+
 
 class Adding(NamedTuple):
     """Rule for adding messages.
@@ -130,14 +142,16 @@ class Bound(NamedTuple):
         """
         beta = representable(beta, memory.dtype)
         if self.law is None or not kernels.take_rows(updates, memory):
-            return _add(memory, self.scale_(updates.sub_(memory)), beta)
+            delta = self.scale_(updates.sub_(memory))
+            delta.move_(memory, beta)
+            return delta
         most = self.radius * (1 - norm_error(updates))
         factors = kernels.feedback_(updates, memory, *self.law, self.radius, most, beta)
         odd = factors.isnan().nonzero()[:, 0]
         if not len(odd):
             return Messages(updates, factors)
-        moved = memory[odd]
-        few = _add(moved, self.scale_(updates[odd]), beta)
+        moved, few = memory[odd], self.scale_(updates[odd])
+        few.move_(moved, beta)
         memory[odd], updates[odd], factors[odd] = moved, few.whole(), 1.0
         return Messages(updates, factors, tuple(odd[list(few.broken)].tolist()))
 
@@ -207,15 +221,6 @@ def _require_lengths(rows: Tensor, weights: Tensor, norms: np.ndarray, longest: 
         lengths = np.where(factors == 0, 0.0, factors * norms)
     if not (lengths <= longest).all():
         raise TooLong(float(lengths[np.argmin(lengths <= longest)]))
-
-
-def _add(memory: Tensor, delta: Messages, beta: float) -> Messages:
-    """Moves memory <- memory + beta delta, in place."""
-    if delta.factors is None:
-        memory.add_(delta.rows, alpha=beta)
-    else:
-        memory.addcmul_(delta.rows, delta.factors[:, None], value=beta)
-    return delta
 
 
 def _require_radius(name: str, value: float) -> None:

@@ -48,7 +48,7 @@ def client_app(
     """
     app, answer = ClientApp(), answering(federation, client, folder, tell)
     like = federation.experiment.algorithm.init(federation.experiment.problem.init(generator(0, "init")))
-    memory = len(like.memory) if federation.experiment.algorithm.correction is not None else 0
+    memory = len(like.memory) if federation.experiment.algorithm.reads_memory else 0
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -110,7 +110,7 @@ class _Remote:
         return Exchanged(total, left_out, answered, len(cohort.computing) - len(heard))
 
     def _request(self, server: Server, round: int, base: int, sends: bool) -> Request:
-        memory = None if self._algorithm.correction is None else server.memory
+        memory = server.memory if self._algorithm.reads_memory else None
         return Request(self._run, self._wire.agreed, round, base, sends, secrets.token_bytes(16), server.x, memory)
 
     def _lost(self, client: int, reply: Reply | Refused, request: Request) -> bool:
