@@ -110,23 +110,27 @@ def test_clipping_stalls_on_plain_random_quadratics_too() -> None:
 @pytest.mark.long
 def test_quick_contrast_shows_the_stall(tmp_path: Path) -> None:
     contrast.main(["--quick", "--out", str(tmp_path)])
-    assert (tmp_path / "contrast.png").stat().st_size > 10_000
+    assert min((tmp_path / f"{name}.png").stat().st_size for name in ("contrast", "family")) > 10_000
     results = json.loads((tmp_path / "results.json").read_text())["results"]
     everyone, sampled = (ends(results, setting) for setting in contrast.QUICK.settings)
     for method in ("clipped, tight", "normalised, tight"):
         assert everyone[method] > 0.2 and sampled[method] > 0.2
         assert everyone[method] > 1000 * everyone["Fed-α-NormEC"]
         assert sampled[method] > 2 * sampled["Fed-α-NormEC"]  # so few rounds leave it little time
+    assert set(everyone) == set(sampled) == set(contrast.COLOURS) == {*contrast.FIRST, *contrast.FAMILY}
 
 
 def test_the_contrast_page_says_what_was_measured() -> None:
     results = json.loads((EXPERIMENTS / "contrast" / "results.json").read_text())["results"]
     page = (EXPERIMENTS / "contrast" / "README.md").read_text()
-    assert contrast.matrix(results) in page
+    assert contrast.matrix(results, contrast.FIRST) in page
+    assert contrast.matrix(results, contrast.FAMILY) in page
     for setting in contrast.FULL.settings:
         found = ends(results, setting)
         tight = min(found["clipped, tight"], found["normalised, tight"])
         assert tight > 0.2 and tight > 10 * found["Fed-α-NormEC"]
+        assert min(found["EF14"], found["centred"]) > 0.2
+        assert (found["centred, leaky"] < found["Fed-α-NormEC"]) == (setting.p < 1)
     for r in results:
         assert 0.3 * r["typical_update"] < r["least_update"]  # tight: everyone is clipped at the optimum
         assert 30 * r["typical_update"] > r["largest_update"]  # the largest radius clips nobody there
