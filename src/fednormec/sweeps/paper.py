@@ -57,7 +57,7 @@ MODELS: dict[str, Config] = {
     },
     "conv": {
         "model": {"name": "small_cnn", "channels": [8, 16], "norm": "none", "halving": "stride"},
-        "problem": {"name": "neural", "loss_examples": 100},
+        "problem": {"name": "neural", "loss_examples": 100, "tile": CLIENTS},  # all at once: a tenth faster
     },
 }
 MOST_POINTS, SHARE = 30, 0.08  # of a curve, and of a run's time that they may take
