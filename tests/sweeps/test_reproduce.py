@@ -273,6 +273,9 @@ def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tm
     assert said["true_epsilon"] == list(found.true_epsilons) and min(said["true_epsilon"]) > 1000
     for name in ("figure4.png", "figure4.pdf", "claims.md", "claims.json"):
         assert (tmp_path / name).stat().st_size > 200
+    kept = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert len(kept) == 18 and {run["true_epsilon"] for run in kept} == set(found.true_epsilons)
+    assert [at for at, _ in kept[0]["test_accuracy"]][-1] == TINY.rounds, "counted in rounds, not in exchanges"
     assert not (tmp_path / "figure1.png").exists()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
     assert len(before) == 9 * 2

@@ -290,6 +290,17 @@ class Reproduction:
         """
         return REACHED * self.mean(self.tuned(COMPENSATED, 1.0, 0.01))
 
+    def records(self) -> list[dict[str, Any]]:
+        """Returns the curves of every run with its true ε, few enough numbers to keep."""
+        return [
+            {
+                **point._asdict(), "seed": seed, "status": run.status, "true_epsilon": run.epsilon,
+                **{name: [[k / self.scale.exchanges, float(f"{value:.4g}")] for k, value in run.values(name)]
+                   for name in (ACCURACY, "train_loss")},
+            }
+            for point, runs in self.runs.items() for seed, run in runs.items()
+        ]  # fmt: skip
+
     def true_epsilons(self, points: Iterable[Point] | None = None) -> tuple[float, float]:
         """Returns the least and the largest ε of these points' runs, or of all."""
         chosen = self.runs if points is None else points
@@ -347,6 +358,8 @@ def reproduce(
         draw(figure, done, folder)
     claims = [check(done) for check, figure in CLAIMS.items() if figure in figures]
     (folder / "claims.md").write_text(markdown(claims, done), encoding="utf-8")
+    lines = "".join(to_json(line) + "\n" for line in done.records())
+    (folder / "records.jsonl").write_text(lines, encoding="utf-8")
     found = Findings(claims, done.true_epsilons(), done.scale)
     (folder / "claims.json").write_text(to_json(found.facts(), indent=2) + "\n", encoding="utf-8")
     return found
