@@ -10,6 +10,7 @@ import numpy as np
 import private_at_scale
 import pytest
 import rates
+import readings
 import torch
 from paths import ROOT
 from scipy.optimize import brentq
@@ -237,3 +238,72 @@ def test_private_at_scale_compares_what_the_page_says() -> None:
         assert {(0.1, "advance"), (0.1, "sleep")} < ours
     cifar = [task for task in private_at_scale.TASKS if task.data["source"] == "cifar10"]
     assert all(1000 <= task.data["clients"] <= 5000 and task.epsilons == (8.0,) for task in cifar)
+
+
+# what the paper may have run
+
+
+@pytest.fixture
+def small_task(monkeypatch: pytest.MonkeyPatch) -> readings.Task:
+    """Images made up, twelve rounds."""
+    monkeypatch.setattr(readings, "ROUNDS", 12)
+    monkeypatch.setattr(readings, "POINTS", 3)
+    rng = np.random.default_rng(0)
+    pairs = [(rng.standard_normal((64, 3, 2, 2)), rng.integers(0, 10, 64)) for _ in range(readings.M)]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+    inputs, targets = torch.as_tensor(pairs[0][0], dtype=torch.float32), torch.as_tensor(pairs[0][1])
+    return readings.Task(fn.NeuralProblem(net, pairs, tile=readings.M), inputs, targets)
+
+
+@pytest.mark.parametrize("method", ["normec", "fedavg"])
+def test_a_reading_as_printed_is_the_librarys_recursion(small_task: readings.Task, method: str) -> None:
+    reading = readings.Reading("gradient", "none", examples=64 * readings.M)
+    found = readings.run(small_task, reading, method, 0.1, 0.5)
+    local = fn.gd(0.5)
+    algorithm = (
+        fn.fed_normec(local, alpha=0.01, beta=0.1, server_step=0.5, server_normalization=False)
+        if method == "normec"
+        else fn.dp_fed_avg_normalized(local, alpha=0.01, beta=0.1, server_step=0.5, bounded="update")
+    )
+    *_, last = fn.simulate(small_task.problem, algorithm, rounds=12, on=fn.Threads(1))
+    start = small_task.problem.init(np.random.default_rng(0))
+    assert found["moved"] == pytest.approx(float((last.x - start).norm()), rel=1e-4)
+    assert found["last"] == pytest.approx(small_task.accuracy(last.x), abs=1e-4) and len(found["curve"]) == 3
+
+
+@pytest.mark.parametrize("reading", readings.READINGS, ids=lambda reading: reading.name)
+def test_every_reading_runs(small_task: readings.Task, reading: readings.Reading) -> None:
+    few = reading._replace(examples=64 * readings.M)
+    for method in ("normec", "fedavg"):
+        found = readings.run(small_task, few, method, 0.1, 0.1)
+        assert 0 < found["moved"] < 1e4 and len(found["curve"]) == 3
+
+
+def test_noise_grows_with_the_exchanges_as_the_page_says(small_task: readings.Task) -> None:
+    """Without gradients: βγ s √N in the model for FedAvg, about βγ s √(N³/3) with error feedback; s for 12 rounds."""
+    still = readings.Task(Still(), small_task.inputs, small_task.targets)  # type: ignore[arg-type]
+    reading = readings.Reading("gradient", "std", examples=64 * readings.M)
+    n, s = 12, readings.PAPER / np.sqrt(readings.M)
+    moved = {m: readings.run(still, reading, m, 0.1, 0.1)["moved"] for m in ("normec", "fedavg")}
+    assert moved["fedavg"] == pytest.approx(0.01 * s * np.sqrt(n), rel=0.03)
+    assert moved["normec"] == pytest.approx(0.01 * s * np.sqrt(n * (n + 1) * (2 * n + 1) / 6), rel=0.03)
+
+
+class Still:
+    """A problem of 20,000 parameters without slope."""
+
+    dim = 20_000
+
+    def init(self, rng: np.random.Generator) -> torch.Tensor:
+        return torch.zeros(self.dim)
+
+    def grad(self, x: torch.Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> torch.Tensor:
+        return torch.zeros(len(ids), self.dim)
+
+    def model(self, x: torch.Tensor) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+
+
+def test_the_page_of_readings_has_its_table() -> None:
+    assert readings.table() in (EXPERIMENTS / "readings" / "README.md").read_text()
