@@ -282,3 +282,228 @@ SUM_ROWS(sum_rows, real)
 SUM_ROWS(sum_rows_exactly, double)
 #undef SUM_ROWS
 #undef TAKE
+
+/* Convolutions of few channels. A row of the kernel meets w * c numbers that lie side by side in an image. */
+
+typedef real NAMED(vector) __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+#define VECTOR NAMED(vector)
+#define WIDE ((long)(BYTES / sizeof(real)))
+#define ROUND(n) (((n) + WIDE - 1) / WIDE * WIDE)
+#define LOAD(p) (*(const VECTOR *)(p))
+
+/* Copies an image into one whose border is zero already; returns that, or the image itself if it needs no border. */
+INLINE const real *NAMED(bordered)(const convolution *k, const real *image, real *copy) {
+    if (k->top == 0 && k->left == 0) return image;
+    long row = k->width * k->c, padded = (k->width + 2 * k->left) * k->c;
+    for (long y = 0; y < k->height; y++)
+        memcpy(copy + (y + k->top) * padded + k->left * k->c, image + y * row, row * sizeof *copy);
+    return copy;
+}
+
+/* Where each result's kernel begins in a bordered image; some more of the last, so that blocks of pixels are whole. */
+INLINE void NAMED(find_places)(const convolution *k, int64_t *places) {
+    long pixels = k->high * k->wide, row = (k->width + 2 * k->left) * k->c;
+    for (long y = 0, i = 0; y < k->high; y++)
+        for (long x = 0; x < k->wide; x++, i++) places[i] = y * k->down * row + x * k->right * k->c;
+    for (int i = 0; i < SUMS; i++) places[pixels + i] = places[pixels - 1];
+}
+
+/* z at `pixels` places, for `vectors` vectors of channels from the first on: bias + sum over taps of a weight. */
+INLINE void NAMED(pixel_sums)(const int vectors, const int pixels, const convolution *k, const real *a,
+                              const int64_t *places, const real *weight, const real *bias, long channels, real *z,
+                              long apart) {
+    VECTOR sums[SUMS];
+    const real *at[SUMS];
+    long taps = k->w * k->c, row = (k->width + 2 * k->left) * k->c;
+    for (int p = 0; p < pixels; p++) {
+        at[p] = a + places[p];
+        for (int v = 0; v < vectors; v++) sums[p * vectors + v] = LOAD(bias + v * WIDE);
+    }
+    for (long y = 0; y < k->h; y++) {
+        for (long t = 0; t < taps; t++, weight += channels)
+            for (int p = 0; p < pixels; p++)
+                for (int v = 0; v < vectors; v++) sums[p * vectors + v] += LOAD(weight + v * WIDE) * at[p][t];
+        for (int p = 0; p < pixels; p++) at[p] += row;
+    }
+    for (int p = 0; p < pixels; p++)
+        for (int v = 0; v < vectors; v++) *(VECTOR *)(z + p * apart + v * WIDE) = sums[p * vectors + v];
+}
+
+FAST void NAMED(convolve)(const real *restrict a, const real *restrict weight, const real *restrict bias, long stride,
+                          const convolution *k, real *restrict image, real *restrict packed,
+                          int64_t *restrict places, real *restrict z) {
+    long channels = ROUND(k->o), taps = k->h * k->w * k->c, pixels = k->high * k->wide;
+    real *own = packed + taps * channels, *out = own + channels;
+    memset(image, 0, (k->height + 2 * k->top) * (k->width + 2 * k->left) * k->c * sizeof *image);
+    memset(packed, 0, (taps + 1) * channels * sizeof *packed);
+    NAMED(find_places)(k, places);
+    for (long i = 0; i < k->clients * k->each; i++, a += k->height * k->width * k->c, z += pixels * k->o) {
+        if (i == 0 || (i % k->each == 0 && stride)) {
+            const real *w = weight + i / k->each * stride;
+            for (long o = 0; o < k->o; o++) {
+                if (bias) own[o] = bias[i / k->each * stride + o];
+                for (long c = 0; c < k->c; c++)
+                    for (long t = 0; t < k->h * k->w; t++) packed[(t * k->c + c) * channels + o] = *w++;
+            }
+        }
+        const real *seen = NAMED(bordered)(k, a, image);
+        for (long o = 0; o < channels;) {
+            int vectors = channels - o > WIDE ? 2 : 1, together = vectors == 2 ? SUMS / 2 : 8;
+            long filled = k->o - o < vectors * WIDE ? k->o - o : vectors * WIDE;
+            for (long first = 0; first < pixels; first += together) {
+                long count = pixels - first < together ? pixels - first : together;
+                int whole = filled == vectors * WIDE && count == together;
+                real *to = whole ? z + first * k->o + o : out;
+                long apart = whole ? k->o : channels;
+                if (vectors == 2)
+                    NAMED(pixel_sums)(2, SUMS / 2, k, seen, places + first, packed + o, own + o, channels, to, apart);
+                else NAMED(pixel_sums)(1, 8, k, seen, places + first, packed + o, own + o, channels, to, apart);
+                for (long p = 0; p < count && !whole; p++)
+                    memcpy(z + (first + p) * k->o + o, out + p * channels, filled * sizeof *z);
+            }
+            o += vectors * WIDE;
+        }
+    }
+}
+
+/* Adds to an image what comes back from `count` of `pixels` pixels through `vectors` vectors of a row of the kernel. */
+INLINE void NAMED(pixels_back)(const int vectors, const int pixels, long count, const real *delta, long o,
+                               const real *weight, long wide, real *image, const int64_t *places) {
+    VECTOR sums[SUMS];
+    const real *at[SUMS];
+    for (int p = 0; p < pixels; p++) {
+        at[p] = delta + (p < count ? p : count - 1) * o;
+        for (int v = 0; v < vectors; v++) sums[p * vectors + v] = (VECTOR){0};
+    }
+    for (long i = 0; i < o; i++, weight += wide)
+        for (int p = 0; p < pixels; p++)
+            for (int v = 0; v < vectors; v++) sums[p * vectors + v] += LOAD(weight + v * WIDE) * at[p][i];
+    for (int p = 0; p < pixels; p++)
+        if (p < count)
+            for (int v = 0; v < vectors; v++) *(VECTOR *)(image + places[p] + v * WIDE) += sums[p * vectors + v];
+}
+
+FAST void NAMED(convolve_back)(const real *restrict delta, const real *restrict weight, long stride,
+                               const convolution *k, real *restrict image, real *restrict packed,
+                               int64_t *restrict places, real *restrict result) {
+    long run = k->w * k->c, wide = ROUND(run), pixels = k->high * k->wide;
+    long row = (k->width + 2 * k->left) * k->c, size = (k->height + 2 * k->top) * row;
+    memset(packed, 0, k->h * k->o * wide * sizeof *packed);
+    NAMED(find_places)(k, places);
+    for (long i = 0; i < k->clients * k->each; i++, delta += pixels * k->o) {
+        if (i == 0 || (i % k->each == 0 && stride)) {
+            const real *w = weight + i / k->each * stride;
+            for (long o = 0; o < k->o; o++)
+                for (long c = 0; c < k->c; c++)
+                    for (long y = 0; y < k->h; y++)
+                        for (long x = 0; x < k->w; x++) packed[(y * k->o + o) * wide + x * k->c + c] = *w++;
+        }
+        memset(image, 0, size * sizeof *image);
+        for (long y = 0; y < k->h; y++)
+            for (long t = 0; t < wide;) {
+                long left = (wide - t) / WIDE;
+                int vectors = left >= 3 && left != 4 ? 3 : left >= 2 ? 2 : 1, together = vectors == 1 ? 8 : SUMS / vectors;
+                const real *w = packed + y * k->o * wide + t;
+                real *to = image + y * row + t;
+                for (long first = 0; first < pixels; first += together) {
+                    const real *d = delta + first * k->o;
+                    long count = pixels - first < together ? pixels - first : together;
+                    if (vectors == 3) NAMED(pixels_back)(3, 4, count, d, k->o, w, wide, to, places + first);
+                    else if (vectors == 2) NAMED(pixels_back)(2, 6, count, d, k->o, w, wide, to, places + first);
+                    else NAMED(pixels_back)(1, 8, count, d, k->o, w, wide, to, places + first);
+                }
+                t += vectors * WIDE;
+            }
+        for (long y = 0; y < k->height; y++, result += k->width * k->c)
+            memcpy(result, image + (y + k->top) * row + k->left * k->c, k->width * k->c * sizeof *result);
+    }
+}
+
+/* sums += products of `taps` numbers of the images with `vectors` vectors of what comes back, over `rows` rows of each. */
+INLINE void NAMED(tap_sums)(const int vectors, const int taps, const convolution *k, const real *a, const real *delta,
+                            long images, long rows, long size, long channels, double *sums) {
+    VECTOR some[SUMS];
+    long step = k->right * k->c, row = k->down * (k->width + 2 * k->left) * k->c;
+    for (int t = 0; t < taps * vectors; t++) some[t] = (VECTOR){0};
+    for (long i = 0; i < images; i++, a += size, delta += k->high * k->wide * channels)
+        for (long y = 0; y < rows; y++) {
+            const real *p = a + y * row, *d = delta + y * k->wide * channels;
+            for (long x = 0; x < k->wide; x++, p += step, d += channels)
+                for (int t = 0; t < taps; t++)
+                    for (int v = 0; v < vectors; v++) some[t * vectors + v] += LOAD(d + v * WIDE) * p[t];
+        }
+    for (int t = 0; t < taps; t++)
+        for (int v = 0; v < vectors; v++)
+            for (int l = 0; l < WIDE; l++) sums[t * channels + v * WIDE + l] += some[t * vectors + v][l];
+}
+
+FAST void NAMED(convolve_weights)(const real *restrict a, const real *restrict delta, const convolution *k,
+                                  long together, real *restrict copies, real *restrict packed, double *restrict sums,
+                                  real *restrict weight, real *restrict bias, long stride) {
+    long channels = ROUND(k->o), taps = k->h * k->w * k->c, run = k->w * k->c, pixels = k->high * k->wide;
+    long row = (k->width + 2 * k->left) * k->c, size = (k->height + 2 * k->top) * row;
+    long rows = together > 1 || pixels <= AREA ? k->high : k->wide < AREA ? AREA / k->wide : 1;
+    double *alone = sums + taps * channels;
+    memset(copies, 0, together * size * sizeof *copies);
+    if (channels != k->o) memset(packed, 0, together * pixels * channels * sizeof *packed);
+    for (long client = 0; client < k->clients; client++, weight += stride, bias += bias ? stride : 0) {
+        memset(sums, 0, (taps + 1) * channels * sizeof *sums);
+        for (long first = 0; first < k->each; first += together) {
+            long images = k->each - first < together ? k->each - first : together;
+            const real *seen = a, *back = delta;
+            for (long i = 0; i < images; i++) {
+                const real *own = NAMED(bordered)(k, a + i * k->height * k->width * k->c, copies + i * size);
+                if (i == 0) seen = own;
+            }
+            if (channels != k->o) {
+                for (long i = 0; i < images * pixels; i++)
+                    memcpy(packed + i * channels, delta + i * k->o, k->o * sizeof *packed);
+                back = packed;
+            }
+            a += images * k->height * k->width * k->c, delta += images * pixels * k->o;
+            for (long y = 0; y < k->high; y += rows) {
+                long high = k->high - y < rows ? k->high - y : rows;
+                for (long o = 0; o < channels;) {
+                    const real *d = back + y * k->wide * channels + o;
+                    int vectors = channels - o > WIDE ? 2 : 1;
+                    long most = SUMS / vectors, parts = (run + most - 1) / most;
+                    for (long j = 0; j < k->h * parts; j++) {
+                        long begin = j % parts * run / parts, count = (j % parts + 1) * run / parts - begin;
+                        const real *p = seen + (y * k->down + j / parts) * row + begin;
+                        double *to = sums + (j / parts * run + begin) * channels + o;
+#define SOME(v, t) case v * 16 + t: NAMED(tap_sums)(v, t, k, p, d, images, high, size, channels, to); break;
+                        switch (vectors * 16 + count) {
+                            SOME(1, 1) SOME(1, 2) SOME(1, 3) SOME(1, 4) SOME(1, 5) SOME(1, 6) SOME(1, 7) SOME(1, 8)
+                            SOME(1, 9) SOME(1, 10) SOME(1, 11) SOME(1, 12)
+                            SOME(2, 1) SOME(2, 2) SOME(2, 3) SOME(2, 4) SOME(2, 5) SOME(2, 6)
+                        }
+#undef SOME
+                    }
+                    o += vectors * WIDE;
+                }
+                if (bias) {
+                    const real *d = back + y * k->wide * channels;
+                    for (long o = 0; o < channels; o += WIDE) {
+                        VECTOR some[4] = {{0}};
+                        long p = 0, all = images * high * k->wide;
+                        for (; p + 4 <= all; p += 4)
+                            for (int j = 0; j < 4; j++) some[j] += LOAD(d + (p + j) * channels + o);
+                        for (; p < all; p++) some[0] += LOAD(d + p * channels + o);
+                        for (int j = 0; j < 4; j++)
+                            for (int l = 0; l < WIDE; l++) alone[o + l] += some[j][l];
+                    }
+                }
+            }
+        }
+        for (long o = 0; o < k->o; o++) {
+            if (bias) bias[o] = alone[o];
+            real *w = weight + o * taps;
+            for (long c = 0; c < k->c; c++)
+                for (long t = 0; t < k->h * k->w; t++) *w++ = sums[(t * k->c + c) * channels + o];
+        }
+    }
+}
+#undef LOAD
+#undef ROUND
+#undef WIDE
+#undef VECTOR

@@ -8,11 +8,13 @@ import ctypes
 import importlib.util
 import os
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 MOST_CHANNELS = 4096
+BYTES, SUMS, AREA = 32, 12, 256  # of vectors, in registers and of pixels, as kernels.c has them
 NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -75,6 +77,7 @@ def sum_rows(rows: Tensor, weights: Tensor, exactly: bool) -> tuple[Tensor, Tens
 
 
 Known = tuple[Tensor, Tensor, Tensor, Tensor]
+Pair = tuple[int, int]
 
 
 def group_norm(
@@ -121,6 +124,77 @@ def max_pool_back(delta: Tensor, which: Tensor, shape: torch.Size) -> Tensor:
     return result
 
 
+class Convolution(ctypes.Structure):
+    """Convolution of as many images for each client: (height, width, c) to (high, wide, o), by kernels (h, w)."""
+
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in (
+            "clients", "each", "height", "width", "c", "high", "wide", "o", "h", "w", "down", "right", "top", "left",
+        )
+    ]  # fmt: skip
+
+
+def convolution(images: torch.Size, clients: int, kernel: torch.Size, stride: Pair, padding: Pair) -> Convolution:
+    """Returns the convolution of images (n, c, height, width) by kernels (o, c, h, w)."""
+    (n, c, *sides), (o, _, *sizes) = images, kernel
+    results = [(a + 2 * p - k) // s + 1 for a, k, s, p in zip(sides, sizes, stride, padding, strict=True)]
+    return Convolution(clients, n // clients, *sides, c, *results, o, *sizes, *stride, *padding)
+
+
+def convolve(a: Tensor, weight: Tensor, bias: Tensor | None, k: Convolution) -> Tensor:
+    """Convolves images by kernels (o, c, h, w) and adds biases (o,), or by those of each client (B, ...)."""
+    channels, taps = _rounded(k.o, a), k.h * k.w * k.c
+    z = _images(a, len(a), k.o, k.high, k.wide)
+    packed = a.new_empty((taps + 1 + SUMS) * channels)
+    how = (_nothing if bias is None else bias, _apart(weight), ctypes.byref(k), _bordered(a, k), packed, _places(k))
+    _call("convolve", a, weight, *how, z)
+    return z
+
+
+def convolve_back(delta: Tensor, weight: Tensor, k: Convolution) -> Tensor:
+    """Returns the gradient of the images, where `delta` is that of the result."""
+    result = _images(delta, len(delta), k.c, k.height, k.width)
+    packed = delta.new_empty(k.h * k.o * _rounded(k.w * k.c, delta))
+    how = (_apart(weight), ctypes.byref(k), _bordered(delta, k), packed, _places(k))
+    _call("convolve_back", delta, weight, *how, result)
+    return result
+
+
+def convolve_weights(a: Tensor, delta: Tensor, k: Convolution, weight: Tensor, bias: Tensor | None) -> None:
+    """Writes each client's gradients of kernel and bias into (B, o, c, h, w) and (B, o), views of rows."""
+    channels, pixels = _rounded(k.o, a), k.high * k.wide
+    together = min(k.each, max(1, AREA // pixels))
+    packed = a.new_empty(0 if channels == k.o else together * pixels * channels)
+    sums = a.new_empty((k.h * k.w * k.c + 1) * channels, dtype=torch.float64)
+    scratch = (*_whole(together), _bordered(a, k, together), packed, sums)
+    _call("convolve_weights", a, delta, ctypes.byref(k), *scratch, weight, _nothing if bias is None else bias,
+          *_whole(weight.stride(0)))  # fmt: skip
+
+
+def _rounded(numbers: int, like: Tensor) -> int:
+    wide = BYTES // like.element_size()
+    return -(-numbers // wide) * wide
+
+
+def _bordered(like: Tensor, k: Convolution, images: int = 1) -> Tensor:
+    """Returns room for images with their borders, and for what is read and written beyond the last number."""
+    return like.new_empty(images * (k.height + 2 * k.top) * (k.width + 2 * k.left) * k.c + BYTES)
+
+
+def _places(k: Convolution) -> Tensor:
+    return torch.empty(k.high * k.wide + SUMS, dtype=torch.int64)
+
+
+def _images(like: Tensor, n: int, c: int, height: int, width: int) -> Tensor:
+    return torch.empty(n, c, height, width, dtype=like.dtype, memory_format=torch.channels_last)
+
+
+def _apart(weight: Tensor) -> ctypes.c_long:
+    """Returns how far the clients' kernels lie apart: 0 if there is one for all."""
+    return ctypes.c_long(weight.stride(0) if weight.ndim == 5 else 0)
+
+
 def _samples(a: Tensor, samples: int, groups: int) -> tuple[ctypes.c_long, ...]:
     return _whole(samples, a.numel() // (samples * a.shape[1]), a.shape[1], groups)
 
@@ -129,7 +203,10 @@ def _whole(*numbers: int) -> tuple[ctypes.c_long, ...]:
     return tuple(map(ctypes.c_long, numbers))
 
 
-def _call(name: str, first: Tensor, *arguments: "Tensor | ctypes.c_long | ctypes.c_double") -> None:
+_nothing = ctypes.c_void_p(None)
+
+
+def _call(name: str, first: Tensor, *arguments: Any) -> None:
     function = getattr(library(), f"{name}_{NAMES[first.dtype]}")
     values = (first, *arguments)
     function(*(ctypes.c_void_p(v.data_ptr()) if isinstance(v, Tensor) else v for v in values))
