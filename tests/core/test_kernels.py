@@ -92,6 +92,109 @@ def test_pooling_is_torchs_to_the_bit(data):
     assert torch.equal(kernels.max_pool_back(delta, which, a.shape), back)
 
 
+# convolutions
+
+
+class Case:
+    """A convolution by kernels that are views of rows, as parameters are; what comes back, and rows to fill."""
+
+    def __init__(self, clients, each, c, o, sides, kernel, stride, padding, bias, shared, relu, dtype, seed=0):
+        self.k = kernels.convolution(
+            torch.Size([clients * each, c, *sides]), clients, torch.Size([o, c, *kernel]), stride, padding
+        )
+        self.how, self.shared, self.relu, self.dtype = (stride, padding), shared, relu, dtype
+        self.a = images(clients * each, c, *sides, dtype, seed)
+        self.delta = images(clients * each, o, self.k.high, self.k.wide, dtype, seed + 1)
+        self.size, d = o * c * kernel[0] * kernel[1], o * c * kernel[0] * kernel[1] + o
+        generator = torch.Generator().manual_seed(seed + 2)
+        x = torch.randn(clients, d + 3, dtype=torch.float64, generator=generator).to(dtype)
+        self.w, self.b = self.views(x[0] if shared else x, (o, c, *kernel))
+        self.b, self.rows = self.b if bias else None, torch.full((clients, d + 3), 7, dtype=dtype)
+
+    def views(self, x, shape):
+        lead = x.shape[:-1]
+        return x[..., 1 : 1 + self.size].view(*lead, *shape), x[..., 1 + self.size : 1 + self.size + shape[0]]
+
+    def ours(self):
+        z = kernels.convolve(self.a, self.w, self.b, self.k, self.relu)
+        seen = z if self.relu else None
+        back = kernels.convolve_back(self.delta, seen, self.w, self.k)
+        weight, bias = self.views(self.rows, self.w.shape[-4:])
+        kernels.convolve_weights(self.a, self.delta, seen, self.k, weight, bias if self.b is not None else None)
+        return z, back, weight, bias
+
+    def torchs(self, i):
+        """Those of client i, in float64."""
+        own = slice(i * self.k.each, (i + 1) * self.k.each)
+        w, b = (None if t is None else t if self.shared else t[i] for t in (self.w, self.b))
+        at = [t.double().requires_grad_() for t in (self.a[own], w, b) if t is not None]
+        z = F.conv2d(at[0], at[1], at[2] if b is not None else None, *self.how)
+        z = z.relu() if self.relu else z
+        return z.detach(), *torch.autograd.grad(z, at, self.delta[own].double())
+
+
+@pytest.mark.long
+@compiled
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_convolutions_are_torchs(data):
+    draw = data.draw
+    pair = st.tuples(st.integers(1, 4), st.integers(1, 4))
+    kernel, stride, padding = draw(pair), draw(pair), tuple(p - 1 for p in draw(pair))
+    sides = [draw(st.integers(max(1, k - 2 * p), 11)) for k, p in zip(kernel, padding, strict=True)]
+    if draw(st.integers(0, 5)) == 0:
+        sides[1] = 300  # rows that are longer than the sums within them
+    channels = [draw(st.sampled_from([1, 2, 3, 4, 5, 8, 9, 16, 19])) for _ in range(2)]
+    numbers, switches = [draw(st.integers(1, 4)) for _ in range(2)], [draw(st.booleans()) for _ in range(3)]
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    case = Case(*numbers, *channels, sides, kernel, stride, padding, *switches, dtype)
+    z, back, weight, bias = case.ours()
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
+    for i in range(numbers[0]):
+        own = slice(i * numbers[1], (i + 1) * numbers[1])
+        expected = case.torchs(i)
+        assert close(z[own].double(), expected[0], tolerance)
+        if case.relu and ((expected[0] > 0) & (expected[0] < 1e-4)).any():
+            continue  # rounding may have put it on the other side of zero
+        found = [back[own], weight[i], bias[i]]
+        for one, other in zip(found, expected[1:], strict=False):
+            assert close(one.double(), other, tolerance, size=math.sqrt(case.delta[own].numel()))
+    rest = case.rows[:, 1 + case.size + (0 if case.b is None else len(bias[0])) :]
+    assert (case.rows[:, 0] == 7).all() and (rest == 7).all(), "it wrote beside its place"
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 8, (9, 9), (3, 3), (2, 2), (1, 1)),
+        (5, 3, (6, 7), (2, 3), (1, 1), (0, 0)),
+        (2, 19, (4, 40), (3, 3), (1, 2), (2, 1)),
+    ],
+)
+def test_what_a_client_computes_depends_on_its_own_alone(shape, shared, dtype):
+    """The same bits whoever stands beside it, also where that one's numbers are not finite."""
+    case = Case(4, 3, *shape, True, shared, True, dtype)
+    usual = [t.clone() for t in case.ours()]
+    case.a[3:6], case.delta[6:9] = math.nan, math.inf
+    if not shared:
+        case.w[3] = -math.inf
+    odd = [t.clone() for t in case.ours()]
+    for one, other in zip(usual, odd, strict=True):
+        parts = [(a, b) for a, b in zip(one.chunk(4), other.chunk(4), strict=True)]
+        assert torch.equal(*parts[0])
+        assert torch.equal(*parts[3]) or not shared
+    assert not odd[2][1].isfinite().any() and not odd[2][2].isfinite().all()
+    alone = Case(4, 3, *shape, True, shared, True, dtype)
+    if not shared:
+        alone.w, alone.b = alone.w[:1], alone.b[:1]
+    alone.a, alone.delta, alone.rows, alone.k.clients = alone.a[:3], alone.delta[:3], alone.rows[:1], 1
+    for one, other in zip(usual, alone.ours(), strict=True):
+        assert torch.equal(one.chunk(4)[0], other)
+
+
 # error feedback
 
 
@@ -170,10 +273,11 @@ class _Twice(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.relu, self.last = nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4 * 64, 4)
-        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.first = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1))
 
     def forward(self, x):
-        z = self.norm(self.first(x))
+        z = self.first(x)
+        z = self.norm(self.relu(z) + 0.1 * z)
         return self.last((self.relu(z) + 0.1 * z).flatten(1))
 
 
@@ -196,6 +300,38 @@ def test_a_positive_part_is_taken_where_it_stands(build, library, monkeypatch):
     x = problem.init(np.random.default_rng(0))
     expected = torch.stack([one_client_gradient(module, *pair) for pair in data])
     assert torch.allclose(problem.grad(x, np.arange(4)), expected, rtol=1e-9, atol=1e-11)
+
+
+CONVOLUTIONS = {
+    "few channels": lambda: fn.models.small_cnn((3, 8, 8), 4, channels=(4, 8), norm="none", halving="stride"),
+    "normalised": lambda: fn.models.small_cnn((3, 8, 8), 4, channels=(4, 8), halving="stride"),
+    "16 channels": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.Identity(), nn.ReLU(inplace=True),
+        nn.Conv2d(16, 12, 3, 2, bias=False), nn.ReLU(), nn.Conv2d(12, 40, 1), nn.Tanh(), nn.Conv2d(40, 40, 2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(40, 4),
+    ),
+    "too many channels": lambda: nn.Sequential(
+        nn.Conv2d(3, 65, (2, 3), (1, 2), (1, 0)), nn.ReLU(), nn.Conv2d(65, 2, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(14, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("each", [3, 9])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
+def test_gradients_of_convolutions_are_those_of_torch(name, each, library, monkeypatch):
+    """Whichever of our own functions and torch's compute a layer: it depends on channels, strides, images, weights."""
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    torch.manual_seed(0)
+    module, data = CONVOLUTIONS[name](), clients([each] * 3, (3, 8, 8))
+    problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize="layers")
+    x = problem.init(np.random.default_rng(0))
+    rows = x + 0.01 * torch.from_numpy(np.random.default_rng(1).standard_normal((3, problem.dim)))
+    for point in (x, rows):
+        own = [(*pair, point if point.ndim == 1 else point[i]) for i, pair in enumerate(data)]
+        expected = torch.stack([one_client_gradient(module, *arguments) for arguments in own])
+        assert torch.allclose(problem.grad(point, np.arange(3)), expected, rtol=1e-12, atol=1e-13)
 
 
 # runs

@@ -330,7 +330,7 @@ INLINE void NAMED(pixel_sums)(const int vectors, const int pixels, const convolu
 }
 
 FAST void NAMED(convolve)(const real *restrict a, const real *restrict weight, const real *restrict bias, long stride,
-                          const convolution *k, real *restrict image, real *restrict packed,
+                          const convolution *k, long relu, real *restrict image, real *restrict packed,
                           int64_t *restrict places, real *restrict z) {
     long channels = ROUND(k->o), taps = k->h * k->w * k->c, pixels = k->high * k->wide;
     real *own = packed + taps * channels, *out = own + channels;
@@ -363,6 +363,25 @@ FAST void NAMED(convolve)(const real *restrict a, const real *restrict weight, c
             }
             o += vectors * WIDE;
         }
+        for (long j = 0, all = relu ? pixels * k->o : 0; j < all; j++) {
+            real value = z[j];
+            z[j] = value < 0 ? 0 : value;
+        }
+    }
+}
+
+/* Copies what comes back of `pixels` pixels, of which channels (at least o) become; where the result is given and was
+   cut off at zero, nothing comes back. */
+INLINE void NAMED(taken)(const real *restrict delta, const real *restrict z, long pixels, long o, long channels,
+                         real *restrict copy) {
+    if (channels == o) o = channels = pixels * o, pixels = 1;
+    for (long i = 0; i < pixels; i++, delta += o, copy += channels) {
+        if (z)
+            for (long j = 0; j < o; j++) {
+                real value = delta[j];
+                copy[j] = z[i * o + j] <= 0 ? 0 : value;
+            }
+        else memcpy(copy, delta, o * sizeof *copy);
     }
 }
 
@@ -383,14 +402,17 @@ INLINE void NAMED(pixels_back)(const int vectors, const int pixels, long count, 
             for (int v = 0; v < vectors; v++) *(VECTOR *)(image + places[p] + v * WIDE) += sums[p * vectors + v];
 }
 
-FAST void NAMED(convolve_back)(const real *restrict delta, const real *restrict weight, long stride,
-                               const convolution *k, real *restrict image, real *restrict packed,
+FAST void NAMED(convolve_back)(const real *restrict delta, const real *restrict z, const real *restrict weight,
+                               long stride, const convolution *k, real *restrict image, real *restrict packed,
                                int64_t *restrict places, real *restrict result) {
     long run = k->w * k->c, wide = ROUND(run), pixels = k->high * k->wide;
     long row = (k->width + 2 * k->left) * k->c, size = (k->height + 2 * k->top) * row;
     memset(packed, 0, k->h * k->o * wide * sizeof *packed);
+    real *masked = packed + k->h * k->o * wide;
     NAMED(find_places)(k, places);
     for (long i = 0; i < k->clients * k->each; i++, delta += pixels * k->o) {
+        const real *back = z ? masked : delta;
+        if (z) NAMED(taken)(delta, z + i * pixels * k->o, pixels, k->o, k->o, masked);
         if (i == 0 || (i % k->each == 0 && stride)) {
             const real *w = weight + i / k->each * stride;
             for (long o = 0; o < k->o; o++)
@@ -406,7 +428,7 @@ FAST void NAMED(convolve_back)(const real *restrict delta, const real *restrict 
                 const real *w = packed + y * k->o * wide + t;
                 real *to = image + y * row + t;
                 for (long first = 0; first < pixels; first += together) {
-                    const real *d = delta + first * k->o;
+                    const real *d = back + first * k->o;
                     long count = pixels - first < together ? pixels - first : together;
                     if (vectors == 3) NAMED(pixels_back)(3, 4, count, d, k->o, w, wide, to, places + first);
                     else if (vectors == 2) NAMED(pixels_back)(2, 6, count, d, k->o, w, wide, to, places + first);
@@ -437,8 +459,8 @@ INLINE void NAMED(tap_sums)(const int vectors, const int taps, const convolution
             for (int l = 0; l < WIDE; l++) sums[t * channels + v * WIDE + l] += some[t * vectors + v][l];
 }
 
-FAST void NAMED(convolve_weights)(const real *restrict a, const real *restrict delta, const convolution *k,
-                                  long together, real *restrict copies, real *restrict packed, double *restrict sums,
+FAST void NAMED(convolve_weights)(const real *restrict a, const real *restrict delta, const real *restrict z,
+                                  const convolution *k, long together, real *restrict copies, real *restrict packed, double *restrict sums,
                                   real *restrict weight, real *restrict bias, long stride) {
     long channels = ROUND(k->o), taps = k->h * k->w * k->c, run = k->w * k->c, pixels = k->high * k->wide;
     long row = (k->width + 2 * k->left) * k->c, size = (k->height + 2 * k->top) * row;
@@ -455,12 +477,12 @@ FAST void NAMED(convolve_weights)(const real *restrict a, const real *restrict d
                 const real *own = NAMED(bordered)(k, a + i * k->height * k->width * k->c, copies + i * size);
                 if (i == 0) seen = own;
             }
-            if (channels != k->o) {
-                for (long i = 0; i < images * pixels; i++)
-                    memcpy(packed + i * channels, delta + i * k->o, k->o * sizeof *packed);
+            if (z || channels != k->o) {
+                NAMED(taken)(delta, z, images * pixels, k->o, channels, packed);
                 back = packed;
             }
             a += images * k->height * k->width * k->c, delta += images * pixels * k->o;
+            z += z ? images * pixels * k->o : 0;
             for (long y = 0; y < k->high; y += rows) {
                 long high = k->high - y < rows ? k->high - y : rows;
                 for (long o = 0; o < channels;) {

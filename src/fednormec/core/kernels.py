@@ -142,34 +142,45 @@ def convolution(images: torch.Size, clients: int, kernel: torch.Size, stride: Pa
     return Convolution(clients, n // clients, *sides, c, *results, o, *sizes, *stride, *padding)
 
 
-def convolve(a: Tensor, weight: Tensor, bias: Tensor | None, k: Convolution) -> Tensor:
-    """Convolves images by kernels (o, c, h, w) and adds biases (o,), or by those of each client (B, ...)."""
-    channels, taps = _rounded(k.o, a), k.h * k.w * k.c
+def convolve(a: Tensor, weight: Tensor, bias: Tensor | None, k: Convolution, relu: bool) -> Tensor:
+    """Convolves images by kernels (o, c, h, w) and adds biases (o,), with `relu` then takes the positive part.
+
+    Or by those of each client, (B, o, c, h, w) and (B, o), views of the same rows.
+    """
     z = _images(a, len(a), k.o, k.high, k.wide)
-    packed = a.new_empty((taps + 1 + SUMS) * channels)
-    how = (_nothing if bias is None else bias, _apart(weight), ctypes.byref(k), _bordered(a, k), packed, _places(k))
-    _call("convolve", a, weight, *how, z)
+    packed = a.new_empty((k.h * k.w * k.c + 1 + SUMS) * _rounded(k.o, a))
+    how = (_or_null(bias), _apart(weight), ctypes.byref(k), *_whole(int(relu)))
+    _call("convolve", a, weight, *how, _bordered(a, k), packed, _places(k), z)
     return z
 
 
-def convolve_back(delta: Tensor, weight: Tensor, k: Convolution) -> Tensor:
-    """Returns the gradient of the images, where `delta` is that of the result."""
+def convolve_back(delta: Tensor, z: Tensor | None, weight: Tensor, k: Convolution) -> Tensor:
+    """Returns the gradient of the images, where `delta` is that of the result z; None if it is no positive part."""
     result = _images(delta, len(delta), k.c, k.height, k.width)
-    packed = delta.new_empty(k.h * k.o * _rounded(k.w * k.c, delta))
+    masked = 0 if z is None else k.high * k.wide * k.o
+    packed = delta.new_empty(k.h * k.o * _rounded(k.w * k.c, delta) + masked)
     how = (_apart(weight), ctypes.byref(k), _bordered(delta, k), packed, _places(k))
-    _call("convolve_back", delta, weight, *how, result)
+    _call("convolve_back", delta, _or_null(z), weight, *how, result)
     return result
 
 
-def convolve_weights(a: Tensor, delta: Tensor, k: Convolution, weight: Tensor, bias: Tensor | None) -> None:
-    """Writes each client's gradients of kernel and bias into (B, o, c, h, w) and (B, o), views of rows."""
+def convolve_weights(
+    a: Tensor, delta: Tensor, z: Tensor | None, k: Convolution, weight: Tensor, bias: Tensor | None
+) -> None:
+    """Writes each client's gradients of kernel and bias into (B, o, c, h, w) and (B, o), views of the same rows.
+
+    `delta` is the gradient of the result z; None if it is no positive part.
+    """
     channels, pixels = _rounded(k.o, a), k.high * k.wide
     together = min(k.each, max(1, AREA // pixels))
-    packed = a.new_empty(0 if channels == k.o else together * pixels * channels)
+    packed = a.new_empty(0 if z is None and channels == k.o else together * pixels * channels)
     sums = a.new_empty((k.h * k.w * k.c + 1) * channels, dtype=torch.float64)
-    scratch = (*_whole(together), _bordered(a, k, together), packed, sums)
-    _call("convolve_weights", a, delta, ctypes.byref(k), *scratch, weight, _nothing if bias is None else bias,
-          *_whole(weight.stride(0)))  # fmt: skip
+    how = (ctypes.byref(k), *_whole(together), _bordered(a, k, together), packed, sums)
+    _call("convolve_weights", a, delta, _or_null(z), *how, weight, _or_null(bias), *_whole(weight.stride(0)))
+
+
+def _or_null(tensor: Tensor | None) -> Tensor | ctypes.c_void_p:
+    return ctypes.c_void_p(None) if tensor is None else tensor
 
 
 def _rounded(numbers: int, like: Tensor) -> int:
@@ -201,9 +212,6 @@ def _samples(a: Tensor, samples: int, groups: int) -> tuple[ctypes.c_long, ...]:
 
 def _whole(*numbers: int) -> tuple[ctypes.c_long, ...]:
     return tuple(map(ctypes.c_long, numbers))
-
-
-_nothing = ctypes.c_void_p(None)
 
 
 def _call(name: str, first: Tensor, *arguments: Any) -> None:

@@ -127,23 +127,37 @@ class _GreyConv2d(_Linear):
 class _Conv2d(_Product):
     """Convolution; with few channels by our own functions, else by torch's, client by client where it must be.
 
-    Which are faster was measured with float32 on AVX2, 20 clients, kernels of 1 to 5 (docs/performance.md). Ours are to
-    torch's: with up to 8 channels 1.0 to 3.0 times as fast forward, 1.05 to 8 back, 1.2 to 13 for the weights; with 16
-    to 64 channels 0.8 to 1.1 forward and 0.8 to 1.04 back, but 1.3 to 2.0 back where kernels move by several pixels,
-    0.95 to 3.6 for clients' own weights (up to 32 channels); the weights' 0.9 to 1.1, but 1.04 to 3.9 where kernels move
-    by several pixels and 1.1 to 2.6 with up to 8 images a client.
+    Which is faster was measured: float32, AVX2 against oneDNN with AVX-512, 20 clients with 1 to 32 images, kernels of
+    1 to 5. Torch's time / ours, with up to 8 channels of the images: forward 1.0 to 3.0, back 1.05 to 8, weights 1.2 to
+    13. With 16 to 64: forward 0.8 to 1.1, back 0.8 to 1.06, weights 0.9 to 1.1. But then too:
+    - kernels that move by several pixels: back 1.3 to 2.0, weights 1.04 to 3.9;
+    - weights of each client's own, up to 32 channels: forward 0.95 to 3.1, back 1.05 to 3.6;
+    - up to 8 images a client: weights 1.1 to 2.6.
     """
+
+    relu = False  # whether only the positive part is wanted
+
+    def _forward(self, a: Tensor) -> Tensor:
+        z = super()._forward(a)
+        return _positive_part(z) if self.relu and not self.is_cut else z
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it puts out its positive part by itself."""
+        return self.relu and self._compiles
 
     def _times(self, a: Tensor) -> Tensor:
         self.k = self._compiled(a)
-        if self.k is not None and (self.k.c <= (FEW if self.shared else SOME) or self._strides):
-            z: Tensor = _convolve.apply(a, self)  # type: ignore[no-untyped-call]
-            return z
-        return self.by_torch(a)
+        few = self.k is not None and self.k.c <= (FEW if self.shared else SOME)
+        self._compiles = few or (self.k is not None and self._strides)
+        if not self._compiles:
+            return self.by_torch(a)
+        z: Tensor = _convolve.apply(a, self, few)  # type: ignore[no-untyped-call]
+        return z
 
     @property
     def _strides(self) -> bool:
-        return max(self._kind.stride) > 1
+        return bool(self._kind.stride != (1, 1))
 
     def _compiled(self, a: Tensor) -> kernels.Convolution | None:
         """Returns the convolution if our own functions take it."""
@@ -153,11 +167,6 @@ class _Conv2d(_Product):
             return None
         found = kernels.convolution(a.shape, self.clients, w.shape, k.stride, k.padding)
         return found if found.high > 0 and found.wide > 0 else None  # or else torch says what is wrong
-
-    def forward_by_either(self, a: Tensor) -> Tensor:
-        assert self.k is not None
-        few = self.k.c <= (FEW if self.shared else SOME)
-        return kernels.convolve(a, self.w, self.b, self.k) if few else self.by_torch(a)
 
     def by_torch(self, a: Tensor) -> Tensor:
         k = self._kind
@@ -171,8 +180,11 @@ class _Conv2d(_Product):
 
     def _write(self, delta: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         if self.k is not None and (min(self.k.c, self.k.each) <= FEW or self._strides):
-            kernels.convolve_weights(self.a, for_convolutions(delta), self.k, weight, bias)
+            z = self.at.detach() if self.is_cut else None
+            kernels.convolve_weights(self.a, for_convolutions(delta), z, self.k, weight, bias)
             return
+        if self.is_cut:
+            delta = _cut(delta, self.at.detach())
         k = self._kind
         each = zip(delta.chunk(self.clients), self.a.chunk(self.clients), strict=True)
         for i, (d, a) in enumerate(each):
@@ -187,16 +199,23 @@ class _Conv2d(_Product):
 
 
 class _convolve(torch.autograd.Function):
-    """Convolution whose images' gradient is our own."""
+    """Convolution whose images' gradient is our own, and the result as well if there are `few` channels."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, layer: _Conv2d) -> Tensor:
+    def forward(ctx: Any, a: Tensor, layer: _Conv2d, few: bool) -> Tensor:
+        assert layer.k is not None
+        if few:
+            z = kernels.convolve(a, layer.w, layer.b, layer.k, layer.relu)
+        else:
+            z = layer.by_torch(a).relu_() if layer.relu else layer.by_torch(a)
         ctx.w, ctx.k = layer.w, layer.k
-        return layer.forward_by_either(a)
+        ctx.save_for_backward(z if layer.relu else None)
+        return z
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None]:
-        return kernels.convolve_back(for_convolutions(delta), ctx.w, ctx.k), None
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor, None, None]:
+        (z,) = ctx.saved_tensors
+        return kernels.convolve_back(for_convolutions(delta), z, ctx.w, ctx.k), None, None
 
 
 class _GroupNorm(_Layer):
@@ -336,10 +355,20 @@ class _Relu(nn.Module):
     """Positive part, told in the layout of images what comes back: torch takes seven times as long across layouts."""
 
     def forward(self, a: Tensor) -> Tensor:
-        if a.ndim != 4:
-            return a.relu()
-        z: Tensor = _relu.apply(a)  # type: ignore[no-untyped-call]
-        return z
+        return _positive_part(a)
+
+
+def _positive_part(a: Tensor) -> Tensor:
+    if a.ndim != 4:
+        return a.relu()
+    z: Tensor = _relu.apply(a)  # type: ignore[no-untyped-call]
+    return z
+
+
+def _cut(delta: Tensor, z: Tensor) -> Tensor:
+    """Returns what comes back through a positive part z."""
+    back: Tensor = torch.ops.aten.threshold_backward(for_convolutions(delta), z, 0)
+    return back
 
 
 class _relu(torch.autograd.Function):
@@ -352,8 +381,7 @@ class _relu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        back: Tensor = torch.ops.aten.threshold_backward(for_convolutions(delta), z, 0)
-        return back
+        return _cut(delta, z)
 
 
 def _group_mean(sums: Tensor, flat: Tensor, groups: int) -> Tensor:
@@ -420,15 +448,19 @@ class Layered:
             return _Pool()
         if type(module) is nn.ReLU and not module.inplace:
             return _Relu()
-        before: _GroupNorm | _Pool | None = None  # in a sequence, what can put out its positive part by itself
+        before: _Conv2d | _GroupNorm | _Pool | None = (
+            None  # in a sequence, what can put out its positive part by itself
+        )
         children = [(name, child) for name, child in module._modules.items() if child is not None]  # also one met twice
         for name, child in children:
+            if type(child) is nn.Identity:
+                continue
             new = self._replaced(child, f"{prefix}{name}.")
             if before is not None and type(child) is nn.ReLU:
                 before.relu, new = True, nn.Identity()
             setattr(module, name, new)
             can = new.layer if isinstance(new, _Called) else new
-            before = can if isinstance(can, _GroupNorm | _Pool) and type(module) is nn.Sequential else None
+            before = can if isinstance(can, _Conv2d | _GroupNorm | _Pool) and type(module) is nn.Sequential else None
         return module
 
     @property
