@@ -124,6 +124,12 @@ def max_pool_back(delta: Tensor, which: Tensor, shape: torch.Size) -> Tensor:
     return result
 
 
+def convolves() -> bool:
+    """Returns whether the functions for convolutions are worth it here: compiled for AVX2, and the processor has it."""
+    compiled = library()
+    return compiled is not None and compiled.convolves() != 0
+
+
 class Convolution(ctypes.Structure):
     """Convolution of as many images for each client: (height, width, c) to (high, wide, o), by kernels (h, w)."""
 

@@ -128,11 +128,12 @@ class _Conv2d(_Product):
     """Convolution; with few channels by our own functions, else by torch's, client by client where it must be.
 
     Which is faster was measured: float32, AVX2 against oneDNN with AVX-512, 20 clients with 1 to 32 images, kernels of
-    1 to 5. Torch's time / ours, with up to 8 channels of the images: forward 1.0 to 3.0, back 1.05 to 8, weights 1.2 to
-    13. With 16 to 64: forward 0.8 to 1.1, back 0.8 to 1.06, weights 0.9 to 1.1. But then too:
-    - kernels that move by several pixels: back 1.3 to 2.0, weights 1.04 to 3.9;
-    - weights of each client's own, up to 32 channels: forward 0.95 to 3.1, back 1.05 to 3.6;
-    - up to 8 images a client: weights 1.1 to 2.6.
+    1 to 5. Torch's time / ours, with up to 8 channels of the images: forward 1.05 to 3.0 (0.9 to 1.1 with many of z),
+    back 1.05 to 8, weights 1.1 to 13; kernels of one pixel forward 0.7 to 1.1, back 0.4 to 1.0, weights 1.6 to 7. With
+    16 to 64 channels: forward 0.8 to 1.1, back 0.8 to 1.06, weights 0.9 to 1.1; but
+    - where kernels move by several pixels, back 1.3 to 2.0, weights 1.04 to 3.9;
+    - with weights of each client's own and up to 32 channels, forward 0.95 to 3.1, back 1.05 to 3.6;
+    - with up to 8 images a client, weights 1.1 to 2.6.
     """
 
     relu = False  # whether only the positive part is wanted
@@ -147,12 +148,13 @@ class _Conv2d(_Product):
         return self.relu and self._compiles
 
     def _times(self, a: Tensor) -> Tensor:
-        self.k = self._compiled(a)
-        few = self.k is not None and self.k.c <= (FEW if self.shared else SOME)
-        self._compiles = few or (self.k is not None and self._strides)
-        if not self._compiles:
+        k = self.k = self._compiled(a)
+        own = k is not None and not self.shared and k.c <= SOME
+        few = k is not None and k.c <= FEW and k.h * k.w > 1
+        self._compiles = own or few or (k is not None and self._strides)
+        if k is None or not self._compiles:
             return self.by_torch(a)
-        z: Tensor = _convolve.apply(a, self, few)  # type: ignore[no-untyped-call]
+        z: Tensor = _convolve.apply(a, self, own or (few and k.c * k.o <= 16 * FEW))  # type: ignore[no-untyped-call]
         return z
 
     @property
@@ -163,10 +165,12 @@ class _Conv2d(_Product):
         """Returns the convolution if our own functions take it."""
         k, w = self._kind, self.w if self.shared else self.w[0]
         plain = k.groups == 1 and k.dilation == (1, 1) and len(w) <= MANY and w.shape[1] <= MANY
-        if not (plain and kernels.take(a) and a.shape[1] == w.shape[1] and a.dtype == w.dtype and w.is_contiguous()):
+        if not (plain and kernels.convolves() and kernels.take(a) and w.is_contiguous()):
             return None
+        if a.shape[1] != w.shape[1] or a.dtype != w.dtype:
+            return None  # torch says what is wrong
         found = kernels.convolution(a.shape, self.clients, w.shape, k.stride, k.padding)
-        return found if found.high > 0 and found.wide > 0 else None  # or else torch says what is wrong
+        return found if found.high > 0 and found.wide > 0 else None
 
     def by_torch(self, a: Tensor) -> Tensor:
         k = self._kind
@@ -199,12 +203,12 @@ class _Conv2d(_Product):
 
 
 class _convolve(torch.autograd.Function):
-    """Convolution whose images' gradient is our own, and the result as well if there are `few` channels."""
+    """Convolution whose images' gradient is our own; `forward` says whether the result is as well."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, layer: _Conv2d, few: bool) -> Tensor:
+    def forward(ctx: Any, a: Tensor, layer: _Conv2d, forward: bool) -> Tensor:
         assert layer.k is not None
-        if few:
+        if forward:
             z = kernels.convolve(a, layer.w, layer.b, layer.k, layer.relu)
         else:
             z = layer.by_torch(a).relu_() if layer.relu else layer.by_torch(a)
@@ -405,7 +409,7 @@ def _kind_of(module: nn.Module) -> type[_Layer] | None:
 
 def _is_grey(module: nn.Conv2d) -> bool:
     """Returns whether a convolution has one channel and no function in C, which would be 1.3 to 15 times as fast."""
-    compiled = kernels.library() is not None and module.weight.device.type == "cpu" and module.out_channels <= MANY
+    compiled = kernels.convolves() and module.weight.device.type == "cpu" and module.out_channels <= MANY
     return module.in_channels == 1 and module.dilation == (1, 1) and not compiled
 
 
