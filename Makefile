@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -58,6 +58,10 @@ bench-ray: $(READY)
 # a private round that measures its messages, beside one that does not: a minute
 bench-measuring: $(READY)
 	$(BIN)/python benchmarks/measuring.py
+
+# gradients with convolutions of our own, beside torch's: two minutes
+bench-convolutions: $(READY)
+	$(BIN)/python benchmarks/convolutions.py
 
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)

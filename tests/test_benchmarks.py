@@ -2,6 +2,7 @@
 
 import json
 
+import convolutions
 import numpy as np
 import ours
 import pytest
@@ -29,6 +30,15 @@ def test_the_page_has_the_cost_of_measuring():
     medians = found["median_seconds"]
     assert found["ratio"] == medians["measured"] / medians["not measured"] <= found["goal"]
     assert f"makes a round {found['ratio']:.3f} times as long" in rounds.PAGE.read_text()
+
+
+def test_the_page_has_what_convolutions_of_our_own_bring():
+    found = json.loads((rounds.HERE / "results" / "convolutions.json").read_text())
+    assert list(found) == list(convolutions.CASES)
+    for case in found.values():
+        assert case["ratio"] == case["median_seconds"]["torch"] / case["median_seconds"]["ours"]
+    row = " | ".join(f"{case['ratio']:.2f}" for case in found.values())
+    assert f"| {row} |" in rounds.PAGE.read_text()
 
 
 @pytest.mark.parametrize("local", ours.STEPS)

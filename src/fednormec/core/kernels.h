@@ -370,8 +370,8 @@ FAST void NAMED(convolve)(const real *restrict a, const real *restrict weight, c
     }
 }
 
-/* Copies what comes back of `pixels` pixels, of which channels (at least o) become; where the result is given and was
-   cut off at zero, nothing comes back. */
+/* Copies what comes back to `pixels` pixels of o channels, `channels` apart in the copy; nothing comes back where z is
+   given, the result, and was cut off at zero. */
 INLINE void NAMED(taken)(const real *restrict delta, const real *restrict z, long pixels, long o, long channels,
                          real *restrict copy) {
     if (channels == o) o = channels = pixels * o, pixels = 1;
@@ -424,7 +424,8 @@ FAST void NAMED(convolve_back)(const real *restrict delta, const real *restrict 
         for (long y = 0; y < k->h; y++)
             for (long t = 0; t < wide;) {
                 long left = (wide - t) / WIDE;
-                int vectors = left >= 3 && left != 4 ? 3 : left >= 2 ? 2 : 1, together = vectors == 1 ? 8 : SUMS / vectors;
+                int vectors = left >= 3 && left != 4 ? 3 : left >= 2 ? 2 : 1;
+                int together = vectors == 1 ? 8 : SUMS / vectors;
                 const real *w = packed + y * k->o * wide + t;
                 real *to = image + y * row + t;
                 for (long first = 0; first < pixels; first += together) {
@@ -441,7 +442,7 @@ FAST void NAMED(convolve_back)(const real *restrict delta, const real *restrict 
     }
 }
 
-/* sums += products of `taps` numbers of the images with `vectors` vectors of what comes back, over `rows` rows of each. */
+/* sums += products of `taps` numbers of the images with `vectors` vectors of what comes back, over rows of each. */
 INLINE void NAMED(tap_sums)(const int vectors, const int taps, const convolution *k, const real *a, const real *delta,
                             long images, long rows, long size, long channels, double *sums) {
     VECTOR some[SUMS];
@@ -459,9 +460,11 @@ INLINE void NAMED(tap_sums)(const int vectors, const int taps, const convolution
             for (int l = 0; l < WIDE; l++) sums[t * channels + v * WIDE + l] += some[t * vectors + v][l];
 }
 
+/* Images are taken `together` at a time, as many as have AREA pixels; large ones in parts of as many rows. Row by row
+   of the kernel, up to SUMS vectors of sums stay in registers while all pixels of a part pass by. */
 FAST void NAMED(convolve_weights)(const real *restrict a, const real *restrict delta, const real *restrict z,
-                                  const convolution *k, long together, real *restrict copies, real *restrict packed, double *restrict sums,
-                                  real *restrict weight, real *restrict bias, long stride) {
+                                  const convolution *k, long together, real *restrict copies, real *restrict packed,
+                                  double *restrict sums, real *restrict weight, real *restrict bias, long stride) {
     long channels = ROUND(k->o), taps = k->h * k->w * k->c, run = k->w * k->c, pixels = k->high * k->wide;
     long row = (k->width + 2 * k->left) * k->c, size = (k->height + 2 * k->top) * row;
     long rows = together > 1 || pixels <= AREA ? k->high : k->wide < AREA ? AREA / k->wide : 1;
