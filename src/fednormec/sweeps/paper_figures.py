@@ -33,7 +33,7 @@ def draw(name: str, done: Reproduction, folder: Path) -> None:
     """Draws one figure, as .png and as .pdf."""
     for kind in ("png", "pdf"):
         path = folder / f"{name}.{kind}"
-        size = (5.2, 4.4) if name == "figure4" else (11, 4.4)
+        size = (5.2, 4.4) if name == "figure4" else (11, 4.8)
         figure = new_figure(path, size)
         DRAWN[name](figure, done)
         low, high = done.true_epsilons(FIGURES[name])
@@ -124,4 +124,5 @@ def _finish(axes: Any, metric: str, across: str) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, edgecolor="none")
+    if metric == ACCURACY:  # the last panel: one legend for both, below them
+        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
