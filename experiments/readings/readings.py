@@ -1,4 +1,4 @@
-"""Claim: none of the ways in which the paper's experiments can be read shows C1, C4 and C5 together.
+"""Claim: on a net without normalisation none of the readings of the paper's experiments shows C1, C4 and C5 together.
 
 A reading says how often clients and server exchange messages in one of the figures' rounds, how large the noise is,
 where it goes, what is normalised and what FedAvg's step is. Each gets the points of figures 1, 3 and 4 at p = 1, on a
