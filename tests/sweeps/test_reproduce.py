@@ -18,7 +18,6 @@ from fednormec.privacy.mechanism import plan
 from fednormec.problems.quadratic import random_quadratic
 from fednormec.sweeps import paper
 from fednormec.sweeps.paper import (
-    CLAIMS,
     CLIENTS,
     COMPENSATED,
     FIGURES,
@@ -27,24 +26,15 @@ from fednormec.sweeps.paper import (
     NOISES,
     PLAIN,
     WORK,
-    Claim,
-    Findings,
-    Part,
     Point,
-    Reproduction,
     Scale,
-    _c1,
-    _c2,
-    _c3,
-    _c4,
-    _c5,
     _cell,
     cells,
     hours,
-    markdown,
-    reproduce,
     scale,
 )
+from fednormec.sweeps.paper_claims import CLAIMS, Claim, Findings, Part, _c1, _c2, _c3, _c4, _c5, markdown, reproduce
+from fednormec.sweeps.paper_runs import Reproduction
 from fednormec.sweeps.pool import Cell, Outcome
 
 Curve = Callable[[Point, int], list[float]]

@@ -58,7 +58,7 @@ def reproduce(
 ) -> None:
     from fednormec.files import to_json
     from fednormec.runs.progress import tallied
-    from fednormec.sweeps import paper
+    from fednormec.sweeps import paper, paper_claims
     from fednormec.sweeps.ranking import line
 
     known("figure", figure, [*paper.FIGURES, "all"])
@@ -72,7 +72,7 @@ def reproduce(
         note(f"{asked} runs of {chosen.rounds * chosen.exchanges:,} exchanges, about {_time(estimated)} for those that "
              f"are missing. Stop it whenever you like: the same command goes on.")  # fmt: skip
     with tallied(asked, line, quiet) as tell:
-        found = paper.reproduce(figures, chosen, folder, at_once, tell)
+        found = paper_claims.reproduce(figures, chosen, folder, at_once, tell)
     print(to_json(found.facts()) if as_json else visible_lines(found.text()))
     if not as_json:
         print(visible(f"figures and claims.md are in {folder}"))

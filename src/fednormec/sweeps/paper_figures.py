@@ -8,17 +8,8 @@ import numpy as np
 
 from fednormec.drawing import new_figure, save_figure
 from fednormec.privacy.labels import NOT_PRIVATE, up
-from fednormec.sweeps.paper import (
-    ACCURACY,
-    BETAS,
-    CLIENTS,
-    COMPENSATED,
-    FIGURES,
-    GAMMAS,
-    PLAIN,
-    Point,
-    Reproduction,
-)
+from fednormec.sweeps.paper import BETAS, CLIENTS, COMPENSATED, FIGURES, GAMMAS, PLAIN, Point
+from fednormec.sweeps.paper_runs import ACCURACY, Reproduction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
