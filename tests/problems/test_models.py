@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -101,14 +101,20 @@ def test_every_model_maps_a_batch_of_images_to_logits(name: str, shape: tuple[in
     st.integers(0, 40),
     st.sampled_from(["pool", "stride"]),
 )
+@example([1], 0, 0, "stride")
 def test_small_cnn_fits_every_image_that_survives_its_halvings(
     channels: list[int], height: int, width: int, halving: Literal["pool", "stride"]
 ) -> None:
-    shortest = 2 ** len(channels)
+    shortest = 2 ** len(channels) + (halving == "stride")
     shape = (2, shortest + height, shortest + width)
     assert small_cnn(shape, 3, channels=channels, halving=halving)(random_inputs(1, *shape)).shape == (1, 3)
     with pytest.raises(UserError, match=f"at least {shortest}x{shortest} pixels"):
-        small_cnn((2, shortest - 1, shortest + width), 3, channels=channels)
+        small_cnn((2, shortest - 1, shortest + width), 3, channels=channels, halving=halving)
+
+
+def test_strides_without_a_norm_go_down_to_one_pixel() -> None:
+    net = small_cnn((2, 4, 4), 3, channels=[1, 1], halving="stride", norm="none")
+    assert net(random_inputs(1, 2, 4, 4)).shape == (1, 3)
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp"])

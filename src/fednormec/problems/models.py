@@ -63,7 +63,8 @@ def small_cnn(
 ) -> nn.Module:
     """Stages, one per entry of `channels` (3x3 convolution, group norm or none, 2x2 max pooling, ReLU), then linear.
 
-    Every stage halves the image, so its sides must be at least 2 to the number of stages.
+    Every stage halves the image, so its sides must be at least 2 to the number of stages; one more where strides halve
+    and group norm needs more than one pixel.
 
     Args:
         input_shape: shape of one example (channels, height, width).
@@ -76,7 +77,8 @@ def small_cnn(
     norms = _check_norm(norm, {"group": _group_norm, "none": lambda channels: nn.Identity()})
     one_of("halving", halving, ("pool", "stride"))
     stages = _check_widths("channels", channels)
-    depth, height, width = _check_image("small_cnn", input_shape, shortest=2 ** len(stages))
+    one_more = halving == "stride" and norm == "group"  # a last image of one pixel has no variance in a group
+    depth, height, width = _check_image("small_cnn", input_shape, shortest=2 ** len(stages) + one_more)
     layers: list[nn.Module] = []
     for after in stages:
         pool, stride = ([nn.MaxPool2d(2)], 1) if halving == "pool" else ([], 2)
