@@ -23,7 +23,8 @@ ROOT = Path(__file__).parent.parent
 PARTS = {"data": fn.data, "theory": fn.theory, "models": fn.models}
 PUBLIC = {
     "data": {
-        "Examples", "FederatedData", "NpzData", "by_ids", "cifar10", "digits", "dirichlet", "fashion_mnist", "federate",
+        "Examples", "FederatedData", "Kind", "NpzData", "by_ids", "cifar10", "digits", "dirichlet", "fashion_mnist",
+        "federate",
         "fetch", "from_arrays", "hold_out", "iid", "read_folder", "read_npz", "shards", "split",
     },
     "theory": {

@@ -59,8 +59,8 @@ def random_inputs(*shape: int) -> Tensor:
     return torch.from_numpy(rng(9).standard_normal(shape)).float()
 
 
-def fresh(name: str, shape: tuple[int, ...], num_classes: int = 10) -> nn.Module:
-    model = VARIANTS[name](shape, num_classes)
+def fresh(name: str, shape: tuple[int, ...], outputs: int = 10) -> nn.Module:
+    model = VARIANTS[name](shape, outputs)
     reset(model, rng())
     return model
 
@@ -89,7 +89,7 @@ def test_sizes_follow_from_the_layers() -> None:
 @pytest.mark.parametrize("shape", [DIGITS, MNIST, CIFAR, (2, 9, 13)])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_model_maps_a_batch_of_images_to_logits(name: str, shape: tuple[int, ...]) -> None:
-    logits = fresh(name, shape, num_classes=7)(random_inputs(2, *shape))
+    logits = fresh(name, shape, outputs=7)(random_inputs(2, *shape))
     assert logits.shape == (2, 7)
     assert logits.isfinite().all()
 
@@ -287,11 +287,11 @@ def test_reset_leaves_other_parameters_as_they_are() -> None:
 # what is refused
 
 
-@pytest.mark.parametrize("num_classes", [1, 0, -2, 2.0, True, "ten"])
+@pytest.mark.parametrize("outputs", [0, -2, 2.0, True, "ten"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_bad_number_of_classes_is_refused(name: str, num_classes: object) -> None:
-    with pytest.raises(UserError, match=f"num_classes must be a whole number of at least 2, got {num_classes!r}"):
-        MODELS[name](DIGITS, num_classes)
+def test_a_bad_number_of_outputs_is_refused(name: str, outputs: object) -> None:
+    with pytest.raises(UserError, match=f"outputs must be a whole number of at least 1, got {outputs!r}"):
+        MODELS[name](DIGITS, outputs)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, -8, 8), (1, 8.0, 8), 64, "cifar"])

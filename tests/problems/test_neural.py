@@ -15,7 +15,7 @@ import fednormec as fn
 from fednormec.core.local import Moment
 from fednormec.core.vectors import layout_of
 from fednormec.problems import neural
-from fednormec.problems.neural import cross_entropy
+from fednormec.problems.losses import cross_entropy
 
 
 class Forgetful(nn.Module):

@@ -9,6 +9,7 @@ from fednormec.data.partition import by_ids, dirichlet, iid, shards
 from fednormec.data.sources import (
     Examples,
     FederatedData,
+    Kind,
     NpzData,
     digits,
     federate,
@@ -22,6 +23,7 @@ from fednormec.data.sources import (
 __all__ = [
     "Examples",
     "FederatedData",
+    "Kind",
     "NpzData",
     "by_ids",
     "cifar10",

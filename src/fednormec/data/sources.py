@@ -5,10 +5,12 @@ Values are taken as they are: uint8 images stay in 0..255 as float32, so divide 
 x may hold non-finite values; a run skips such clients and says so.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,22 +24,41 @@ if TYPE_CHECKING:
 MAX_LABEL = 2**31 - 1
 
 
+class Kind(NamedTuple):
+    """Kind of numbers that examples are made of.
+
+    Attributes:
+        inputs: "numbers", or "tokens": whole numbers that name something, such as the words of a text.
+        targets: "classes", numbered from 0, or "values" to predict.
+    """
+
+    inputs: Literal["numbers", "tokens"] = "numbers"
+    targets: Literal["classes", "values"] = "classes"
+
+
+USUAL = Kind()
+
+
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Labelled examples, N >= 1 of them.
+    """Examples with their targets, N >= 1 of them.
 
-    Anything numpy can read is accepted, torch tensors too, and converted; whole numbers stored as floats are labels.
+    Anything numpy can read is accepted, torch tensors too, and converted; whole numbers stored as floats are classes.
 
     Args:
-        x: inputs (N, ...), in float32 (float64 stays float64).
-        y: labels (N,) in int64, none negative.
+        x: inputs (N, ...), in float32 (float64 stays float64); tokens in int64, none negative.
+        y: classes (N,) in int64, none negative, or several in a row (N, T); values (N, ...) in float32 (float64 stays).
+        kind: kind of the numbers in x and y.
     """
 
     x: np.ndarray
     y: np.ndarray
+    kind: Kind = USUAL
 
     def __post_init__(self) -> None:
-        x, y = _inputs(_array(self.x, "x")), _labels(_array(self.y, "y"))
+        tokens, classes = self.kind.inputs == "tokens", self.kind.targets == "classes"
+        x = (_tokens if tokens else _numbers)(_array(self.x, "x"), "x")
+        y = _classes(_array(self.y, "y")) if classes else _numbers(_array(self.y, "y"), "y")
         if len(x) != len(y):
             raise UserError(f"expected one label per example, got {len(x)} in x and {len(y)} in y; make them agree")
         if len(x) == 0:
@@ -50,11 +71,11 @@ class Examples:
 
     def take(self, index: np.ndarray) -> "Examples":
         """Returns the examples at these indices."""
-        return Examples(self.x[index], self.y[index])
+        return replace(self, x=self.x[index], y=self.y[index])
 
     def joined(self, other: "Takeable") -> "Examples":
         """Returns these examples and then the other ones."""
-        return Examples(np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y]))
+        return replace(self, x=np.concatenate([self.x, other.x]), y=np.concatenate([self.y, other.y]))
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Unpacks as a pair: x, y = examples."""
@@ -66,7 +87,7 @@ MOST_CLASSES = 100_000  # or as many as there are examples: beyond that labels a
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """Data of all clients and a test set: one example shape and one dtype throughout.
+    """Data of all clients and a test set: one shape of examples and of targets, one kind and one dtype throughout.
 
     Args:
         clients: each client's own examples.
@@ -100,6 +121,8 @@ class FederatedData:
 
         Raises UserError if a label is not below `classes`, or if the labels cannot be numbers of classes.
         """
+        if self.kind.targets != "classes":
+            raise UserError("the targets are values, not classes, so that there is no number of classes")
         found = 1 + max(int(examples.y.max()) for examples in self._all())
         if self.classes is not None:
             at_least_one("classes", self.classes)
@@ -114,16 +137,41 @@ class FederatedData:
         return found
 
     @property
+    def kind(self) -> Kind:
+        """Kind of numbers that all examples are made of."""
+        return self.clients[0].kind
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.clients[0].x.shape[1:]
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one example's target: () for one class or value."""
+        return self.clients[0].y.shape[1:]
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs that a model needs: one for each class, or for each value of a target."""
+        return self.num_classes if self.kind.targets == "classes" else math.prod(self.target_shape)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that the clients have: not private, since it tells whether a guess of theirs is right."""
+        found = hashlib.sha256(repr((self.names, self.classes, self.kind)).encode())
+        for examples in self._all():
+            for array in examples:
+                found.update(f"{array.dtype} {array.shape}".encode())
+                found.update(array.tobytes())
+        return found.hexdigest()
 
     def _all(self) -> tuple[Examples, ...]:
         return self.clients if self.test is None else (*self.clients, self.test)
 
     def _use_one_dtype(self) -> None:
         """Widens to float64 where some examples are: a model has one dtype."""
-        if len({examples.x.dtype for examples in self._all()}) > 1:
+        if len({(examples.x.dtype, examples.y.dtype) for examples in self._all()}) > 1:
             object.__setattr__(self, "clients", tuple(_widen(client) for client in self.clients))
             object.__setattr__(self, "test", None if self.test is None else _widen(self.test))
 
@@ -170,20 +218,21 @@ def digits() -> Examples:
     return Examples((images / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels)
 
 
-def read_npz(path: str | Path) -> NpzData:
+def read_npz(path: str | Path, kind: Kind = USUAL) -> NpzData:
     """Reads one .npz file for everybody.
 
     It has the keys x and y, and optionally client (an id per example), x_test and y_test together.
 
     Args:
         path: the .npz file.
+        kind: kind of the numbers in x and y.
     """
     arrays = _load(path, required=("x", "y"), optional=("client", "x_test", "y_test"))
-    train = _examples(arrays["x"], arrays["y"], str(path))
+    train = _examples(arrays["x"], arrays["y"], str(path), kind)
     return NpzData(train, _test_of(arrays, train, path), _client_ids_of(arrays, train, path))
 
 
-def read_folder(path: str | Path, classes: int | None = None) -> FederatedData:
+def read_folder(path: str | Path, classes: int | None = None, kind: Kind = USUAL) -> FederatedData:
     """Reads one .npz file per client with keys x and y, named by its file stem, in alphabetical order.
 
     `test.npz`, where present, is the public test set and never a client.
@@ -191,11 +240,12 @@ def read_folder(path: str | Path, classes: int | None = None) -> FederatedData:
     Args:
         path: the folder of .npz files.
         classes: number of classes; None: the labels tell.
+        kind: kind of the numbers in x and y.
     """
     if not Path(path).is_dir():
         raise UserError(f"expected a folder of .npz files at {path}, found none; check the path")
     files = sorted(Path(path).glob("*.npz"), key=lambda file: file.stem)
-    examples = {file.stem: _read_client(file) for file in files}
+    examples = {file.stem: _read_client(file, kind) for file in files}
     test = examples.pop("test", None)
     if not examples:
         raise UserError(f"expected one .npz file per client in {path}, found none; write each client's x and y there")
@@ -266,19 +316,54 @@ def federate(
     return FederatedData(clients, test, names, classes, held_out)
 
 
-def from_arrays(clients: "Sequence[Pair | Examples]", test: "Pair | Examples | None" = None) -> FederatedData:
+def from_arrays(
+    clients: "Sequence[Pair | Examples]", test: "Pair | Examples | None" = None, kind: Kind = USUAL
+) -> FederatedData:
     """Makes federated data from Python objects; clients are called 0, 1, ...
 
     Args:
         clients: per client one (x, y) pair of numpy arrays or torch tensors, or Examples.
         test: test set in the same form; None: there is none.
+        kind: kind of the numbers in the pairs.
 
     >>> data = from_arrays([(np.zeros((5, 3)), np.arange(5)), (np.ones((2, 3)), np.zeros(2))])
     >>> data.num_classes, data.input_shape, data.names
     (5, (3,), ('0', '1'))
     """
-    examples = tuple(_pair(pair, f"client {client}") for client, pair in enumerate(clients))
-    return FederatedData(examples, None if test is None else _pair(test, "the test set"), _numbered(len(examples)))
+    examples = tuple(_pair(pair, f"client {client}", kind) for client, pair in enumerate(clients))
+    tested = None if test is None else _pair(test, "the test set", kind)
+    return FederatedData(examples, tested, _numbered(len(examples)))
+
+
+def given_data(found: Any, whose: str, kind: Kind, classes: int | None = None) -> "FederatedData | NpzData":
+    """Returns what a function of the user's gave: data of clients, or examples that are yet to be dealt out.
+
+    Args:
+        found: a mapping from names to (x, y) pairs, where "test" is the public test set; a list of such pairs; or
+            FederatedData. To be dealt out: a pair (x, y), or (x, y, client) with an id for each example; or Examples.
+        whose: what errors call it.
+        kind: kind of the numbers in x and y.
+        classes: number of classes; None: the labels tell.
+    """
+    if isinstance(found, FederatedData):
+        return replace(found, classes=classes) if classes is not None else found
+    if isinstance(found, Examples):
+        return NpzData(found, None, None)
+    if isinstance(found, Mapping):
+        clients = {str(name): _pair(pair, f"{whose}, client {name}", kind) for name, pair in found.items()}
+        test = clients.pop("test", None)
+        return FederatedData(tuple(clients.values()), test, tuple(clients), classes)
+    if isinstance(found, list):
+        pairs = tuple(_pair(pair, f"{whose}, client {client}", kind) for client, pair in enumerate(found))
+        return FederatedData(pairs, None, _numbered(len(pairs)), classes)
+    if isinstance(found, tuple) and len(found) in (2, 3):
+        train = _examples(found[0], found[1], whose, kind)
+        ids = {} if len(found) == 2 else {"client": _array(found[2], "client")}
+        return NpzData(train, None, _client_ids_of(ids, train, whose))
+    raise UserError(
+        f"{whose} must return (x, y), (x, y, client), a list or a mapping of (x, y) pairs, one per client, or "
+        f"FederatedData, not {type(found).__name__}"
+    )
 
 
 # Reading files: every failure names the file.
@@ -304,9 +389,9 @@ def _load(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...]
     return arrays
 
 
-def _read_client(file: Path) -> Examples:
+def _read_client(file: Path, kind: Kind) -> Examples:
     arrays = _load(file, required=("x", "y"))
-    return _examples(arrays["x"], arrays["y"], str(file))
+    return _examples(arrays["x"], arrays["y"], str(file), kind)
 
 
 def _test_of(arrays: dict[str, np.ndarray], train: Examples, path: str | Path) -> Examples | None:
@@ -315,7 +400,7 @@ def _test_of(arrays: dict[str, np.ndarray], train: Examples, path: str | Path) -
         return None
     if len(given) == 1:
         raise UserError(f"{path}: expected x_test and y_test together, found only {given[0]}; add the other or drop it")
-    test = _examples(arrays["x_test"], arrays["y_test"], f"{path}, x_test and y_test")
+    test = _examples(arrays["x_test"], arrays["y_test"], f"{path}, x_test and y_test", train.kind)
     _check_same_shape(train, f"x in {path}", test, "x_test")
     return test
 
@@ -333,20 +418,20 @@ def _client_ids_of(arrays: dict[str, np.ndarray], train: Examples, path: str | P
 # Turning what came into arrays of one kind.
 
 
-def _examples(x: Any, y: Any, where: str) -> Examples:
+def _examples(x: Any, y: Any, where: str, kind: Kind) -> Examples:
     """Makes examples; an error says where they come from."""
     try:
-        return Examples(x, y)
+        return Examples(x, y, kind)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def _pair(pair: Any, where: str) -> Examples:
+def _pair(pair: Any, where: str, kind: Kind) -> Examples:
     if isinstance(pair, Examples):
         return pair
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UserError(f"{where}: expected a pair (x, y), got {type(pair).__name__}; write (x, y)")
-    return _examples(pair[0], pair[1], where)
+    return _examples(pair[0], pair[1], where, kind)
 
 
 def _check_fraction(test_fraction: float) -> None:
@@ -371,7 +456,8 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def _widen(examples: Examples) -> Examples:
-    return Examples(examples.x.astype(np.float64), examples.y)
+    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in examples]
+    return Examples(wide[0], wide[1], examples.kind)
 
 
 def _array(value: Any, name: str) -> np.ndarray:
@@ -386,28 +472,38 @@ def _array(value: Any, name: str) -> np.ndarray:
         raise UserError(f"{name} must be an array that numpy can hold, got {kind}; convert it to float32") from None
 
 
-def _inputs(x: np.ndarray) -> np.ndarray:
-    if x.dtype.kind not in "biuf" or x.ndim == 0:
+def _numbers(values: np.ndarray, name: str) -> np.ndarray:
+    if values.dtype.kind not in "biuf" or values.ndim == 0:
         raise UserError(
-            f"x must be numbers of shape (examples, ...), got dtype {x.dtype} and shape {x.shape}; convert it first"
+            f"{name} must be numbers of shape (examples, ...), got dtype {values.dtype} and shape {values.shape}; "
+            "convert it first"
         )
-    native = x.dtype.newbyteorder("=")  # torch reads the machine's own byte order only
-    return np.ascontiguousarray(x, dtype=np.float64 if native == np.float64 else np.float32)
+    native = values.dtype.newbyteorder("=")  # torch reads the machine's own byte order only
+    return np.ascontiguousarray(values, dtype=np.float64 if native == np.float64 else np.float32)
 
 
-def _labels(y: np.ndarray) -> np.ndarray:
-    if y.dtype.kind not in "biuf" or y.ndim != 1:
+def _tokens(values: np.ndarray, name: str) -> np.ndarray:
+    if values.dtype.kind not in "biuf" or values.ndim == 0:
+        raise UserError(f"{name} must be tokens, whole numbers from 0, got dtype {values.dtype} and shape "
+                        f"{values.shape}; number the words first")  # fmt: skip
+    return _whole(values, f"{name} must be tokens, whole numbers", "number the words 0, 1, ...")
+
+
+def _classes(y: np.ndarray) -> np.ndarray:
+    if y.dtype.kind not in "biuf" or not (y.ndim == 1 or (y.ndim == 2 and y.dtype.kind in "iu")):
         raise UserError(
             f"y must be one whole number per example, got dtype {y.dtype} and shape {y.shape}; "
             "number the classes 0, 1, ..."
         )
-    values = y.astype(np.float64)
-    whole = (values >= 0) & (values <= MAX_LABEL) & (values == np.floor(values))
+    return _whole(y, "y must be whole numbers", "number the classes 0, 1, ..., or take values as the kind of targets")
+
+
+def _whole(values: np.ndarray, expected: str, to_do: str) -> np.ndarray:
+    exact = values.astype(np.float64)
+    whole = (exact >= 0) & (exact <= MAX_LABEL) & (exact == np.floor(exact))
     if not whole.all():
-        raise UserError(
-            f"y must be whole numbers from 0 to {MAX_LABEL}, got {y[~whole][0]}; number the classes 0, 1, ..."
-        )
-    return y.astype(np.int64)
+        raise UserError(f"{expected} from 0 to {MAX_LABEL}, got {values[~whole][0]}; {to_do}")
+    return np.ascontiguousarray(values, dtype=np.int64)
 
 
 def _check_same_shape(first: Examples, first_name: str, other: Examples, other_name: str) -> None:
@@ -415,4 +511,9 @@ def _check_same_shape(first: Examples, first_name: str, other: Examples, other_n
         raise UserError(
             f"every example must have the same shape, got {first.x.shape[1:]} in {first_name} "
             f"and {other.x.shape[1:]} in {other_name}; reshape one of them"
+        )
+    if first.y.shape[1:] != other.y.shape[1:] or first.kind != other.kind:
+        raise UserError(
+            f"every target must be alike, got {first.kind.targets} of shape {first.y.shape[1:]} in {first_name} "
+            f"and {other.kind.targets} of shape {other.y.shape[1:]} in {other_name}; change one of them"
         )

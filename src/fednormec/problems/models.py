@@ -25,38 +25,38 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, *_BATCH_NORMS, *_INSTANCE_NORM
 _SHORTEST_RESNET_SIDE = 5  # after two halvings at least 2x2 values: batch statistics exist even for one example
 
 
-def linear(input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def linear(input_shape: Sequence[int], outputs: int) -> nn.Module:
     """Multinomial logistic regression on the flattened example.
 
     Args:
         input_shape: shape of one example.
-        num_classes: number of classes.
+        outputs: number of outputs: of classes, or of values to predict.
 
     >>> sum(p.numel() for p in linear((1, 8, 8), 10).parameters())
     650
     """
     features = math.prod(_check_shape(input_shape))
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, _check_classes(num_classes)))
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, _check_outputs(outputs)))
 
 
-def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
+def mlp(input_shape: Sequence[int], outputs: int, hidden: Sequence[int] = (64,)) -> nn.Module:
     """Fully connected layers of the widths `hidden`, with ReLU between them, on the flattened example.
 
     Args:
         input_shape: shape of one example.
-        num_classes: number of classes.
+        outputs: number of outputs: of classes, or of values to predict.
         hidden: widths of the hidden layers.
     """
     widths = [math.prod(_check_shape(input_shape)), *_check_widths("hidden", hidden)]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in zip(widths, widths[1:], strict=False):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], _check_classes(num_classes)))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], _check_outputs(outputs)))
 
 
 def small_cnn(
     input_shape: Sequence[int],
-    num_classes: int,
+    outputs: int,
     channels: Sequence[int] = (16, 32),
     norm: str = "group",
     halving: Literal["pool", "stride"] = "pool",
@@ -68,7 +68,7 @@ def small_cnn(
 
     Args:
         input_shape: shape of one example (channels, height, width).
-        num_classes: number of classes.
+        outputs: number of outputs: of classes, or of values to predict.
         channels: number of channels of each stage.
         norm: "group" or "none".
         halving: "pool", or "stride": convolutions that take every second pixel instead of pooling, several times faster
@@ -85,10 +85,10 @@ def small_cnn(
         layers += [nn.Conv2d(depth, after, 3, stride, padding=1), norms(after), *pool, nn.ReLU()]
         height, width = ((side + stride - 1) // 2 for side in (height, width))  # pooling drops an odd last pixel
         depth = after
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, _check_classes(num_classes)))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(depth * height * width, _check_outputs(outputs)))
 
 
-def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") -> nn.Module:
+def resnet20(input_shape: Sequence[int], outputs: int, norm: str = "group") -> nn.Module:
     """Network of He et al. (2016), section 4.2, 20 layers for CIFAR: three stages of three blocks, widths 16, 32, 64.
 
     Shortcuts are their option A, without parameters. norm="batch" is the paper's net, 269,722 parameters on 3x32x32
@@ -98,7 +98,7 @@ def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") 
 
     Args:
         input_shape: shape of one example (channels, height, width).
-        num_classes: number of classes.
+        outputs: number of outputs: of classes, or of values to predict.
         norm: "group" or "batch".
     """
     norms = _check_norm(norm, {"group": _group_norm, "batch": _batch_norm})
@@ -109,7 +109,7 @@ def resnet20(input_shape: Sequence[int], num_classes: int, norm: str = "group") 
         for _ in range(3):
             layers.append(ResidualBlock(before, channels, norms))
             before = channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, _check_classes(num_classes)))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, _check_outputs(outputs)))
 
 
 @torch.no_grad()
@@ -200,12 +200,10 @@ def _check_image(model: str, input_shape: Sequence[int], shortest: int) -> tuple
     return shape[0], shape[1], shape[2]
 
 
-def _check_classes(num_classes: int) -> int:
-    if not _is_count(num_classes) or num_classes < 2:
-        raise UserError(
-            f"num_classes must be a whole number of at least 2, got {num_classes!r}: check the labels of the data"
-        )
-    return int(num_classes)
+def _check_outputs(outputs: int) -> int:
+    if not _is_count(outputs):
+        raise UserError(f"outputs must be a whole number of at least 1, got {outputs!r}: check the targets of the data")
+    return int(outputs)
 
 
 def _check_widths(name: str, widths: Sequence[int]) -> list[int]:

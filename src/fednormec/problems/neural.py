@@ -5,7 +5,7 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -20,17 +20,13 @@ from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems import apart
 from fednormec.problems.layers import Layered, for_convolutions
+from fednormec.problems.losses import OURS, Loss, loss_named, require_fitting
+from fednormec.problems.metrics import ADDITIVE, Metric, measured, metrics_of
 
-Loss = Callable[[Any, Tensor], Tensor]
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
 EXAMPLES_TOGETHER = 128  # but as many as these: smaller tiles cost more in calls than they save in memory
 MOST_PADDING = 0.25  # of a tile, with convolutions: beyond it, one client after another is faster
 HOSTILE = (math.nan, math.inf, -math.inf, 1e30, -1e30, 1e4, -1e4, 6.0, -6.0, 1e-30, 0.0)  # what others may send
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns the loss of each example, (n,)."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class NeuralProblem:
@@ -42,8 +38,12 @@ class NeuralProblem:
             nothing remembered from one call to the next.
         clients: one (inputs, targets) pair per client, arrays or tensors; sizes may differ.
         test: an (inputs, targets) pair to evaluate on, or None.
-        loss: (outputs, targets) -> the loss of each example (n,), or their mean (then clients of unequal size, and
-            padded mini-batches, are computed one by one).
+        loss: a name ("cross_entropy", "binary_cross_entropy", "mse" or "huber"), or a function (outputs, targets) ->
+            the loss of each example (n,), or their mean (then clients of unequal size, and padded mini-batches, are
+            computed one by one).
+        metrics: what is measured on the test pair besides the loss: names ("accuracy", "auc", "mae", "rmse", "top5"),
+            and functions of all outputs and targets that return one number, or one for each example, whose mean is
+            taken. By default those that fit the loss.
         vectorize: "layers" computes a tile of clients in one pass over all their examples (modules whose parameters all
             belong to linear, 2-d convolution, group or 2-d batch normalisation layers, and which are known to keep
             examples apart: `problems.apart`), "vmap" in one vectorised call, "loop" one client after another. "auto" is
@@ -66,8 +66,9 @@ class NeuralProblem:
         module: nn.Module,
         clients: Sequence[Iterable[Any]],
         test: Iterable[Any] | None = None,
-        loss: Loss = cross_entropy,
+        loss: str | Loss = "cross_entropy",
         *,
+        metrics: Sequence[str | Metric] | None = None,
         vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
@@ -87,6 +88,7 @@ class NeuralProblem:
         self._layout: Layout = layout_of(self._module)
         if not self._layout.dim:
             raise UserError("the model has no trainable parameter.")
+        loss = loss_named(loss) if isinstance(loss, str) else loss
         self._loss, self._dtype, self._device = loss, dtype, torch.device(device)
         pairs = [self._pair(pair, f"client {i}", copy=False) for i, pair in enumerate(clients)]
         if not pairs:
@@ -105,8 +107,10 @@ class NeuralProblem:
         if self._convolves:
             self._x = for_convolutions(self._x)  # laid out once, and not in every round
         self._own = threading.local()  # each thread binds parameters to a module of its own
-        self._last_class, self._loss_of_each = self._try_one()
-        self._known = loss is cross_entropy and apart.known(module)
+        self._last_class, self._loss_of_each, self._classifies = self._try_one()
+        self._metrics = metrics_of(loss, metrics, self._classifies)
+        self._try_metrics()
+        self._known = loss in OURS and apart.known(module)
         self._traces: dict[int, apart.Trace | None] = {}
         if not self._known:
             self._require_no_memory()
@@ -320,14 +324,19 @@ class NeuralProblem:
         return module.eval()
 
     def _test_metrics(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, float]:
-        loss = correct = 0.0
+        loss, kept, sums = 0.0, list[Any](), dict.fromkeys(self._metrics, 0.0)
+        of_all = {name: metric for name, metric in self._metrics.items() if metric not in ADDITIVE}
         for x, y in self._pieces(inputs, targets):
             outputs = module(for_convolutions(x))
             loss += float(self._loss(outputs, y).mean()) * len(y)
-            if _classifies(outputs, y):
-                correct += float((outputs.argmax(dim=1) == y).sum())
-        metrics = {"test_loss": loss / len(targets)}
-        return metrics | {"test_accuracy": correct / len(targets)} if _classifies(outputs, y) else metrics
+            for name in (name for name in self._metrics if name not in of_all):
+                sums[name] += float(self._metrics[name](outputs, y).sum())
+            if of_all:
+                kept.append(outputs)
+        figures = {name: total / len(targets) for name, total in sums.items()}
+        whole = torch.cat(kept) if of_all else None
+        figures |= {name: measured(name, metric, whole, targets) for name, metric in of_all.items()}
+        return {"test_loss": loss / len(targets)} | {f"test_{name}": value for name, value in figures.items()}
 
     def _pieces(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         return list(zip(torch.split(x, self._together), torch.split(y, self._together), strict=True))
@@ -489,11 +498,12 @@ class NeuralProblem:
             hook.remove()
         return max(EXAMPLES_TOGETHER, 2 * ACTIVATIONS_TOGETHER // max(1, sum(outputs)))
 
-    def _try_one(self) -> tuple[int, bool]:
+    def _try_one(self) -> tuple[int, bool, bool]:
         """Runs two examples through module and loss; raises UserError if something does not fit.
 
         Returns:
-            The last class, as far as the outputs tell, and whether the loss is per example.
+            The last class, as far as the outputs tell; whether the loss is per example; whether outputs are scores of
+            classes.
         """
         self._last_class = 0
         x, y = self._probe(2)
@@ -501,10 +511,11 @@ class NeuralProblem:
         try:
             with torch.no_grad():
                 outputs = self._module(x)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).splitlines()[0]
+        except UserError:
+            raise
+        except Exception as error:  # whatever a stranger's code raises
             raise UserError(
-                f"the model does not take examples of shape {tuple(self._x.shape[1:])}: {reason}."
+                f"the model does not take examples of shape {tuple(self._x.shape[1:])}: {_reason(error)}."
             ) from error
         if not torch.equal(drawn, torch.get_rng_state()):
             torch.set_rng_state(drawn)
@@ -515,19 +526,37 @@ class NeuralProblem:
             raise UserError(f"the model changes its buffer '{moved[0]}' while training, which is no parameter and "
                             "would leave the clients outside the messages: remove it.")  # fmt: skip
         targets = [self._y] if self._test is None else [self._y, self._test[1]]
-        if self._loss is cross_entropy:
-            _require_classes(outputs, targets)
+        require_fitting(self._loss, outputs, targets)
         try:
             losses: Tensor = self._loss(outputs, y)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"the loss does not take targets of shape {tuple(y.shape[1:])}: {reason}.") from error
+        except UserError:
+            raise
+        except Exception as error:  # whatever a stranger's code raises
+            raise UserError(
+                f"the loss does not take targets of shape {tuple(y.shape[1:])}: {_reason(error)}."
+            ) from error
+        if not isinstance(losses, Tensor):
+            raise UserError(f"the loss must return a tensor, one number per example, not {type(losses).__name__}.")
         if losses.shape not in ((), (2,)):
             raise UserError(
                 f"the loss must be one number per example or their mean, not of shape {tuple(losses.shape)}."
             )
-        last = outputs.shape[1] - 1 if isinstance(outputs, Tensor) and _classifies(outputs, y) else 0
-        return last, losses.shape == (2,)
+        classifies = _classifies(outputs, y)
+        return (outputs.shape[-1] - 1 if classifies else 0), losses.shape == (2,), classifies
+
+    def _try_metrics(self) -> None:
+        """Raises UserError if a metric does not fit the outputs, now and not after the first rounds."""
+        if self._test is not None:
+            x, y = self._probe(2)
+            with torch.no_grad():
+                outputs = self._module(x)
+            for name, metric in self._metrics.items():
+                measured(name, metric, outputs, y)
+
+
+def _reason(error: Exception) -> str:
+    said = next(iter(str(error).splitlines()), "")
+    return said if said else type(error).__name__
 
 
 def _concatenate(tensors: list[Tensor]) -> Tensor:
@@ -572,18 +601,10 @@ def _own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.where(mask, examples, first[:, None])
 
 
-def _classifies(outputs: Tensor, targets: Tensor) -> bool:
-    return outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point()
-
-
-def _require_classes(outputs: Any, targets: list[Tensor]) -> None:
-    """Raises UserError if targets are not one whole-number class per example, each among the model's outputs."""
-    if any(t.is_floating_point() or t.ndim != 1 for t in targets):
-        raise UserError("cross entropy needs one whole number (the class) per example as target; or give another loss.")
-    top = max(int(t.max()) for t in targets)
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[1] <= top:
-        shape = tuple(outputs.shape[1:]) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise UserError(f"the model gives outputs of shape {shape}, but the labels go up to {top}: it needs {top + 1}.")
+def _classifies(outputs: Any, targets: Tensor) -> bool:
+    """Returns whether the outputs are a score for each class, of one target or of several in a row."""
+    whole = not targets.is_floating_point() and isinstance(outputs, Tensor)
+    return whole and outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape
 
 
 def _require_function_of_parameters(module: nn.Module) -> None:
