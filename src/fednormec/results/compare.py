@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fednormec.engine.figures import by_importance, figure_of, may_be_public
 from fednormec.errors import UserError, visible
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.results.groups import Group, Spread
-from fednormec.results.reading import NO_PRIVACY, PRIVATE, PUBLIC, higher_is_better
+from fednormec.results.reading import NO_PRIVACY, PRIVATE
 
-RANKED_BY = ("test_accuracy", "test_loss", "gradient_norm", "train_loss")
 WINNER = "*"
 
 
@@ -28,13 +28,13 @@ class Table(NamedTuple):
 
 
 def ranked(groups: Sequence[Group]) -> list[Group]:
-    """Sorts the groups by the first figure of RANKED_BY that any has, the best first.
+    """Sorts the groups by the figure that says most of those that any has, the best first.
 
     Those without that figure come last, as they came. Beside private groups, those that protect nobody come after them,
     for reference.
     """
     metric = ranking(groups)
-    sign = -1 if higher_is_better(metric) else 1
+    sign = -1 if figure_of(metric).higher else 1
 
     def place(group: Group) -> tuple[bool, bool, float]:
         found = group.final(metric)
@@ -51,7 +51,12 @@ def is_reference(group: Group, groups: Sequence[Group]) -> bool:
 
 def ranking(groups: Sequence[Group]) -> str:
     """Returns the figure that decides the ranking."""
-    return next((m for m in RANKED_BY if any(group.final(m) for group in groups)), RANKED_BY[0])
+    return next(iter(measured(groups)), "test_accuracy")
+
+
+def measured(groups: Sequence[Group]) -> list[str]:
+    """Returns the figures that any group has, the one that says most first."""
+    return by_importance(name for group in groups for run in group.counted for name in run.figures)
 
 
 def winner(groups: Sequence[Group]) -> Group | None:
@@ -72,7 +77,7 @@ def table(groups: Sequence[Group]) -> Table:
     groups, best = ranked(groups), winner(groups)
     decisive = ranking(groups)
     deltas = {group.delta or math.nan for group in groups if group.epsilon is not None}
-    metrics = [m for m in RANKED_BY if any(group.final(m) for group in groups) and (m in PUBLIC or m == decisive)]
+    metrics = [m for m in measured(groups) if may_be_public(m) or m == decisive]
     columns = {
         "run": [f"{WINNER if group is best else ' '} {group.label}" for group in groups],
         "seeds": [str(group.seeds) for group in groups],
@@ -147,7 +152,7 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
 
 def title(metric: str, groups: Sequence[Group]) -> str:
     """Returns a figure's name, with its warning if it is not public in all of these groups."""
-    name = metric.replace("_", " ")
+    name = figure_of(metric).words
     return name if all(group.public(metric) for group in groups) else f"{name} (not private)"
 
 
@@ -157,7 +162,7 @@ def figure(metric: str, found: Spread | None, spread: bool = True) -> str:
         return "–"
     if not math.isfinite(found.mean):
         return "not finite"
-    scale, unit, digits = (100, " %", ".1f") if metric.endswith("accuracy") else (1, "", ".4g")
+    scale, unit, digits = (100, " %", ".1f") if figure_of(metric).is_share else (1, "", ".4g")
     around = f" ± {scale * found.std:{'.1f' if unit else '.2g'}}" if spread and found.runs > 1 else ""
     return f"{scale * found.mean:{digits}}{around}{unit}"
 
@@ -197,8 +202,8 @@ def _notes(groups: Sequence[Group], best: Group | None, decisive: str, delta: fl
 
 
 def _facts(group: Group, best: bool) -> dict[str, Any]:
-    public = {m: group.final(m) for m in RANKED_BY if group.public(m)}
-    private = {m: group.final(m) for m in RANKED_BY if not group.public(m)}
+    public = {m: group.final(m) for m in measured([group]) if group.public(m)}
+    private = {m: group.final(m) for m in measured([group]) if not group.public(m)}
     return {
         "name": group.label,
         "winner": best,

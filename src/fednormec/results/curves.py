@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fednormec.engine.figures import figure_of
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.results.groups import Group
 from fednormec.results.reading import NO_PRIVACY, PRIVATE
@@ -20,7 +21,6 @@ from fednormec.drawing import ALARM, LEVELS, any_glyph, empty_figure, look, requ
 AT_ONCE = 10  # more curves than this in one picture nobody tells apart
 AXES = 5.2, 3.2  # inches, whatever stands around them
 FACES = {
-    "test_accuracy": "test accuracy", "test_loss": "test loss", "train_loss": "train loss",
     "epsilon": "ε spent", "memory_error": "max ‖P_i(x) − v_i‖", "tracking_error": "‖v − mean v_i‖",
     "gradient_norm": "‖∇f(x)‖",
 }  # fmt: skip
@@ -73,7 +73,7 @@ def draw_curves(
         axes.axhline(level, color=colour, linestyle=dash, linewidth=1.4, label=name)
     _scale(axes, metric, [group.curve(metric).mean for group in lines.values()])
     warning = "" if all(group.public(metric) for group in groups) else " (not private)"
-    axes.set(xlabel="round", ylabel=FACES.get(metric, metric) + warning)
+    axes.set(xlabel="round", ylabel=(FACES.get(metric) or figure_of(metric).words) + warning)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     if any(NOT_PRIVATE in group.label for group in lines.values()):
@@ -131,7 +131,7 @@ def _accurate(groups: Sequence[Group]) -> dict[int, Group]:
 
 def _scale(axes: Any, metric: str, means: Sequence[np.ndarray]) -> None:
     values = np.concatenate([mean[np.isfinite(mean)] for mean in means]) if means else np.ones(1)
-    if metric == "test_accuracy":
+    if figure_of(metric).is_share:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     elif values.min() > 0 and values.max() / values.min() > 30 and not (metric == "epsilon" and values.max() < 100):
         axes.set_yscale("log")

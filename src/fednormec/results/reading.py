@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fednormec.config.schema import Config
+from fednormec.engine.figures import by_importance, figure_of, may_be_public
 from fednormec.engine.record import APART, Record
 from fednormec.errors import UserError, visible
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.runs.records import SUMMARY, Summary, finished
 
 PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
-PUBLIC = ("test_accuracy", "test_loss", "epsilon")  # if the test set is; every other figure looks at clients' data
 SAME_RUN = ("run.seed", "run.workers", "run.chunk_size", "privacy.stream")  # a repetition may differ in these
 DEPTH = 3  # number of folders below a given one in which runs are looked for
 
@@ -125,7 +125,13 @@ class Run:
         Records put the others apart.
         """
         apart = [*(line.apart for line in self.records), self.said.get(APART) or ()]
-        return metric in PUBLIC and not any(metric in names for names in apart)
+        return may_be_public(metric) and not any(metric in names for names in apart)
+
+    @property
+    def figures(self) -> list[str]:
+        """Figures of the model that it has, the one that says most first."""
+        measured = [name for line in self.records for name in (*line.public_figures, *line.client_figures)]
+        return by_importance([*measured, *(() if self.summary is None else self.summary.metrics)])
 
     def values(self, metric: str) -> list[tuple[int, float]]:
         """Returns (round, value) wherever the metric was evaluated; nan for a non-finite value."""
@@ -141,9 +147,9 @@ class Run:
         return _or_nan(metrics[metric]) if metric in metrics else None
 
     def best(self, metric: str) -> float | None:
-        """Returns the best value over the rounds: the largest accuracy, the least of anything else."""
+        """Returns the best value over the rounds: the largest accuracy, the least loss."""
         values = [value for _, value in self.values(metric) if math.isfinite(value)]
-        better: Callable[[Iterable[float]], float] = max if higher_is_better(metric) else min
+        better: Callable[[Iterable[float]], float] = max if figure_of(metric).higher else min
         return better(values) if values else self.final(metric)
 
 
@@ -184,10 +190,6 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 def settings(run: Run) -> dict[str, Any]:
     """Returns the config with one key for each setting, such as method.beta."""
     return {f"{section}.{key}": value for section, own in run.config.items() for key, value in own.items()}
-
-
-def higher_is_better(metric: str) -> bool:
-    return metric.endswith("accuracy")
 
 
 def number(value: Any) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 from fednormec import __version__
 from fednormec.config.schema import dump
 from fednormec.drawing import LEVELS, Look, look, svg
+from fednormec.engine.figures import TEST
 from fednormec.errors import UserError, note
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.results.compare import (
@@ -21,6 +22,7 @@ from fednormec.results.compare import (
     as_markdown,
     figure,
     is_reference,
+    measured,
     ranked,
     ranking,
     reference,
@@ -54,9 +56,7 @@ from fednormec.results.html import (
 )
 from fednormec.results.reading import NO_PRIVACY, PRIVATE, SAME_RUN, UNKNOWN, Run, number, settings
 
-CURVES = ("test_accuracy", "epsilon", "test_loss", "train_loss")
 WATCHED = ("memory_error", "tracking_error", "gradient_norm")
-FIGURES = {"accuracy": "test_accuracy", "loss": "test_loss", "epsilon": "epsilon"}
 SIDE_BY_SIDE = 5  # more settings than this become the lines of a table
 Levels = dict[str, dict[str, float]]
 STYLE = Path(__file__).with_name("report.css")
@@ -77,9 +77,10 @@ def write_report(runs: Sequence[Run], out: Path, force: bool = False) -> Path:
 
 
 def write_figures(runs: Sequence[Run], folder: Path, force: bool = False) -> list[Path]:
-    """Writes accuracy, loss and ε against rounds as .png and .pdf, where there is something to draw, and the table."""
+    """Writes the figures on the test set and ε against rounds as .png and .pdf, where there are some, and the table."""
     groups = ranked(grouped(runs))
-    drawn = {name: metric for name, metric in FIGURES.items() if _known(groups, metric)}
+    found = [*(metric for metric in measured(groups) if metric.startswith(TEST)), "epsilon"]
+    drawn = {metric.removeprefix(TEST): metric for metric in found if _known(groups, metric)}
     pictures = {folder / f"{name}{kind}": metric for name, metric in drawn.items() for kind in (".png", ".pdf")}
     texts = {folder / "table.md": as_markdown(table(groups)), folder / "table.csv": as_csv(groups)}
     require_new([*pictures, *texts], force)
@@ -195,7 +196,9 @@ def _comparison(groups: Sequence[Group]) -> str:
 
 
 def _training(groups: Sequence[Group]) -> str:
-    shown = [metric for metric in CURVES if _known(groups, metric)]
+    found = measured(groups)
+    order = dict.fromkeys([*found[:1], "epsilon", *found])
+    shown = [metric for metric in order if _known(groups, metric) and metric not in WATCHED]
     if not shown:
         return "<h2>Over the rounds</h2><p>No evaluated round could be read, so there is no curve to draw.</p>"
     return _figures("Over the rounds", groups, shown)

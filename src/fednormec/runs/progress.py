@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from fednormec.core.problem import Metrics
+from fednormec.engine.figures import by_importance, figure_of
 from fednormec.engine.observers import Observer
 from fednormec.privacy.labels import NOT_PRIVATE, up
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 Show = Callable[[int, Metrics | None, str | None], None]
 BARS = "▁▂▃▄▅▆▇█"
 SHORTEST, LONGEST = 3, 40  # columns of a bar
-FIGURES = {"test_accuracy": "accuracy {:.1%}", "test_loss": "test loss {:.4f}", "train_loss": "loss {:.4f}"}
 
 
 T = TypeVar("T")
@@ -133,8 +133,9 @@ def figures(metrics: Metrics, private: bool) -> str:
 
 def _figures(metrics: Metrics, private: bool) -> list[str]:
     known, mark = metrics.public | metrics.not_private, " (not private)" if private else ""
-    marks = {key: mark * (key in metrics.not_private) for key in FIGURES if key in known}
-    shown = {key: FIGURES[key].format(known[key]) + mark for key, mark in marks.items()}
+    named = [(key, figure_of(key)) for key in by_importance(known) if key != "gradient_norm"]
+    shown = {key: f"{figure.short} {known[key]:{figure.form}}{mark * (key in metrics.not_private)}"
+             for key, figure in named}  # fmt: skip
     loss = shown.pop("train_loss", None)  # missing if clients are elsewhere
     if loss is None or (private and shown):
         return list(shown.values())

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
+from fednormec.engine.figures import by_importance
 from fednormec.engine.record import Record
 from fednormec.files import read_json
 
 SUMMARY = "summary.json"
-SHOWN = ("test_accuracy", "train_loss")  # the curve of a run shows the first of these that it has
 
 
 @final
@@ -74,4 +74,4 @@ class Tally:
         self.latest = {key: math.nan if value is None else value for key, value in found.items()}
         self.client_figures = set(record.client_figures)
         self.evaluated.append(record)
-        self.curve.append(next(self.latest[key] for key in (*SHOWN, *self.latest) if key in self.latest))
+        self.curve.append(self.latest[next(iter([*by_importance(self.latest), *self.latest]))])

@@ -5,23 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from fednormec.config.assemble import Experiment
+from fednormec.engine.figures import TEST, by_importance, figure_of
 from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
 from fednormec.runs.profile import table
 from fednormec.runs.records import Summary, Tally
-
-FIGURES = {"test_accuracy": ".1%", "test_loss": ".4f", "train_loss": ".4f", "gradient_norm": ".3e"}
 
 
 def describe(summary: dict[str, Any]) -> str:
     """Returns the summary as text, for a person."""
     lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
              f"{summary['parameters']:,} parameters"]  # fmt: skip
-    for name, form in FIGURES.items():
-        if name in summary["metrics"]:
-            curve = f"  {summary['curve']}" if name == "test_accuracy" else ""
-            shown = _figure(summary["metrics"][name], form)
-            lines.append(f"{name.replace('_', ' '):<15}{shown}{curve}{_looks(name, summary)}")
+    named = by_importance(summary["metrics"])
+    for name in named:
+        curve = f"  {summary['curve']}" if name == named[0] and name.startswith(TEST) else ""
+        shown = _figure(summary["metrics"][name], figure_of(name).form)
+        lines.append(f"{figure_of(name).words:<14} {shown}{curve}{_looks(name, summary)}")
     guarantee = summary.get("guarantee", {})
     if guarantee:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")

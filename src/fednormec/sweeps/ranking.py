@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.config.schema import Config, dump
+from fednormec.engine.figures import TEST, by_importance, figure_of, may_be_public
 from fednormec.errors import UserError, known, visible
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.results.groups import Spread, spread_of
-from fednormec.results.reading import PUBLIC, higher_is_better, number
+from fednormec.results.reading import number
 from fednormec.runs.progress import News
 from fednormec.sweeps.grid import label, plain
 from fednormec.sweeps.pool import (
@@ -25,8 +26,7 @@ from fednormec.sweeps.pool import (
 from fednormec.sweeps.price import Price, price_of, price_text
 
 SEED = "run.seed"
-ACCURACY, LOSS = "test_accuracy", "train_loss"
-SHOWN = {ACCURACY: "accuracy {:.1%}", LOSS: "loss {:.4f}"}  # of a cell that ended: the first that it has
+LOSS = "train_loss"
 
 
 class Row(NamedTuple):
@@ -146,8 +146,10 @@ def line(news: News[Outcome]) -> str:
     if ended.summary is None:
         return visible(f"{ended.cell.name}: failed: {ended.error}")
     metrics, apart = ended.summary["metrics"], ended.summary.get("not_private", ())
-    found = [(name, value) for name in SHOWN if (value := number(metrics.get(name))) is not None]
-    shown = [SHOWN[name].format(value) + " (not private)" * (name in apart) for name, value in found[:1]]
+    named = [name for name in by_importance(metrics) if name != "gradient_norm"]
+    found = [(name, value) for name in named if (value := number(metrics.get(name))) is not None]
+    shown = [f"{figure_of(name).short} {value:{figure_of(name).form}}" + " (not private)" * (name in apart)
+             for name, value in found[:1]]  # fmt: skip
     return visible(f"{ended.cell.name}: " + " ".join([*shown, *(["diverged"] if ended.status == "diverged" else [])]))
 
 
@@ -192,7 +194,8 @@ def _checked(cell: Cell, check: Callable[..., Any]) -> Any:
 
 def _default_metric(outcomes: Sequence[Outcome]) -> str:
     measured = [o.summary["metrics"] for o in outcomes if o.summary and o.summary["metrics"]]
-    return LOSS if any(ACCURACY not in metrics for metrics in measured) else ACCURACY
+    by_all = [name for name in by_importance(measured[0] if measured else ()) if all(name in m for m in measured)]
+    return next((name for name in by_all if name.startswith(TEST)), LOSS)
 
 
 def _title(done: Sweep) -> str:
@@ -202,7 +205,7 @@ def _title(done: Sweep) -> str:
 def _public(rows: Sequence[Row], metric: str) -> bool:
     """Returns whether no cell took the metric from clients' own data."""
     found = [o.summary for row in rows for o in row.outcomes if o.summary]
-    return metric in PUBLIC and not any(metric in summary.get("not_private", ()) for summary in found)
+    return may_be_public(metric) and not any(metric in summary.get("not_private", ()) for summary in found)
 
 
 def _ranked(outcomes: Sequence[Outcome], metric: str) -> list[Row]:
@@ -210,7 +213,7 @@ def _ranked(outcomes: Sequence[Outcome], metric: str) -> list[Row]:
     for outcome in outcomes:
         groups.setdefault(repr(_without_seed(outcome)), []).append(outcome)
     rows = [_row(members, metric) for members in groups.values()]
-    sign = -1.0 if higher_is_better(metric) else 1.0
+    sign = -1.0 if figure_of(metric).higher else 1.0
     return sorted(rows, key=lambda row: math.inf if row.value is None else sign * row.value.mean)
 
 

@@ -1,0 +1,68 @@
+"""Figures of a model by name: what they are called, how they are written, and which way is better."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+TEST = "test_"
+
+
+class Figure(NamedTuple):
+    """Figure of a model.
+
+    Attributes:
+        words: what it is called.
+        form: format of its number.
+        higher: whether a higher one is better.
+    """
+
+    words: str
+    form: str
+    higher: bool
+
+    @property
+    def short(self) -> str:
+        """Name for a line with little room: what is measured on a test set need not say so, but for the loss."""
+        return {"test loss": "test loss", "train loss": "loss"}.get(self.words, self.words.removeprefix("test "))
+
+    @property
+    def is_share(self) -> bool:
+        """True if it is written in percent."""
+        return self.form.endswith("%")
+
+
+KNOWN = {
+    "test_accuracy": Figure("test accuracy", ".1%", True),
+    "test_auc": Figure("test AUC", ".4f", True),
+    "test_rmse": Figure("test RMSE", ".4g", False),
+    "test_mae": Figure("test MAE", ".4g", False),
+    "test_top5": Figure("test top 5", ".1%", True),
+    "test_loss": Figure("test loss", ".4f", False),
+    "gradient_norm": Figure("gradient norm", ".3e", False),
+    "train_loss": Figure("train loss", ".4f", False),
+}
+BEFORE_LOSS = [name for name in KNOWN if name.startswith(TEST) and name != "test_loss"]
+
+
+def figure_of(name: str) -> Figure:
+    """Returns what is known of a figure; a higher one of the user's own metrics is better.
+
+    >>> figure_of("test_accuracy").form, figure_of("test_macro_recall").words, figure_of("memory_error").higher
+    ('.1%', 'test macro recall', False)
+    """
+    return KNOWN.get(name) or Figure(name.replace("_", " "), ".4g", name.startswith(TEST))
+
+
+def may_be_public(name: str) -> bool:
+    """Returns whether a figure is public if the test set is; every other looks at clients' data."""
+    return name.startswith(TEST) or name == "epsilon"
+
+
+def by_importance(names: Iterable[str]) -> list[str]:
+    """Returns the figures among these names, the one that says most first.
+
+    >>> by_importance(["train_loss", "test_loss", "test_mine", "test_accuracy", "epsilon"])
+    ['test_accuracy', 'test_mine', 'test_loss', 'train_loss']
+    """
+    there = list(dict.fromkeys(names))
+    own = [name for name in there if name.startswith(TEST) and name not in KNOWN]
+    return [name for name in dict.fromkeys((*BEFORE_LOSS, *own, *KNOWN)) if name in there]
