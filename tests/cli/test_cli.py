@@ -314,7 +314,7 @@ def bad_data() -> dict[str, Callable[[Path], object]]:
         ("nobody.npz", "nobody.npz: expected at least one example, got no data"),
         ("negative.npz", "negative.npz: y must be whole numbers from 0 to 2147483647, got -1"),
         ("fractions.npz", "fractions.npz: y must be whole numbers from 0 to 2147483647, got 0.5"),
-        ("one_class.npz", "num_classes must be a whole number of at least 2, got 1: check the labels"),
+        ("one_class.npz", "there must be at least 2 classes, got 1: check the labels"),
         ("no_shape.npz", "input_shape must be the shape of one example"),
         ("nameless.npz", "every example must have a client id, got a missing one (NaN)"),
         ("missing.npz", "expected an .npz file at missing.npz, found none; check the path"),

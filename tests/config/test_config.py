@@ -124,7 +124,8 @@ def test_the_resolved_config_spells_out_every_default() -> None:
     assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 1, "batch_size": 32, "order": "fresh"}
     assert config["privacy"] == asdict(fn.Privacy(noise_std=2.0))
     evaluation = {"statistics": "batch", "loss_examples": None}
-    assert config["problem"] == {"name": "neural", "vectorize": "auto", "tile": None, **evaluation}
+    task = {"loss": "cross_entropy", "metrics": None}
+    assert config["problem"] == {"name": "neural", **task, "vectorize": "auto", "tile": None, **evaluation}
     assert config["data"]["test_fraction"] == 0.2
 
 
@@ -298,12 +299,17 @@ def hints(build: Callable[..., Any], given: int = 0) -> dict[str, Any]:
 
 QUADRATIC = {"clients": int, "dim": int, "parts": int, "heterogeneity": float, "condition": float}
 NEURAL = {
+    "loss": Literal["cross_entropy", "binary_cross_entropy", "mse", "huber", "loss.py:loss"],
+    "metrics": Literal['["accuracy"]', '["auc", "top5"]', '["rmse", "mae"]', '["metric.py:own"]', "[]"],
     "vectorize": Literal["auto", "layers", "vmap", "loop"], "tile": int | None,
     "statistics": Literal["batch", "training"], "loss_examples": int | None,
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "problem": {"neural": NEURAL, "logistic": {"regularizer": float, "positive": list[int]}, "quadratic": QUADRATIC},
-    "data": {name: {"test_fraction": float} | hints(build, 3) for name, build in PARTITIONS.items()},
+    "data": {
+        name: {"test_fraction": float, "targets": Literal["classes", "values"]} | hints(build, 3)
+        for name, build in PARTITIONS.items()
+    },
     "model": {name: hints(build, 2) for name, build in MODELS.items()},
     "local": {name: hints(build) for name, build in LOCALS.items()},
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
@@ -313,6 +319,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "faults": {"": hints(Faults)},
     "federation": {"": hints(FederationSettings)},
     "run": {"": hints(RunSettings)},
+    "code": {"": {"my.py": str}},
 }
 NEEDED = ("step", "m", "noise_std", "kind")
 SMALL = st.integers(-1, 9)  # a size of 10^9 is valid and would fill the memory: for larger ones see above
@@ -559,6 +566,7 @@ def test_the_digits_can_be_pooled_drawn_and_tested_in_part(tmp_path: Path) -> No
     experiment = quickstart("data.pool=true", "data.clients=4", "data.examples=30", "data.test_examples=5")
     expected = {"source": "digits", "partition": "dirichlet", "pool": True, "test_fraction": 0.1, "examples": 30}
     others = {"test_examples": 5, "classes": None, "clients": 4, "concentration": 0.5}
+    others |= {"inputs": "numbers", "targets": "classes"}
     assert experiment.config["data"] == expected | others
     assert same_again(experiment, tmp_path)
 

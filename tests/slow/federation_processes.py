@@ -125,7 +125,7 @@ class Federation:
     def in_process(self) -> torch.Tensor:
         """What the same training gives without a network."""
         config = {k: v for k, v in read_federation(self.fed).items() if k != "federation"}
-        problem, algorithm, participation, privacy, run, _, _ = assemble(config, from_arrays(self.data))
+        problem, algorithm, participation, privacy, run, *_ = assemble(config, from_arrays(self.data))
         *_, last = fn.simulate(problem, algorithm, participation, privacy, rounds=run.rounds, seed=run.seed)
         return torch.cat([t.flatten() for _, t in sorted(problem.named(last.x).items())])
 

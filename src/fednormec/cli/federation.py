@@ -52,6 +52,10 @@ Examples:
   fednormec federation init fed --clients 3 --inputs 64 --classes 10
   fednormec federation init fed --clients north,south,east --inputs 1,28,28 --classes 10 --address fl.example.org:9443
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
+  fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
+
+Code of your own that CONFIG names (model.name = "net.py:build") is copied into each client's folder, where the client
+can read it; its digest is part of what all agree on. The server never sends code.
 """
 
 
@@ -61,21 +65,30 @@ def init(
     config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: a private one.")] = None,
     clients: Annotated[str, typer.Option(help="How many clients, or their names with commas between them.")] = "3",
     inputs: Annotated[str, typer.Option(help="The shape of one example, with commas.")] = "64",
-    classes: Annotated[int, typer.Option(help="How many classes there are.")] = 10,
+    classes: Annotated[
+        int | None, typer.Option(help="How many classes there are.", show_default="by CONFIG, or 10")
+    ] = None,
+    targets: Annotated[str, typer.Option(help="The shape of a target; empty for one class or value.")] = "",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Inputs are whole numbers that name words.")] = False,
     address: Annotated[str, typer.Option(help="Where clients find the server.")] = "localhost:9443",
 ) -> None:
     require_flower()
     from fednormec.federation.provision import CLIENTS, make
 
     names = [f"client-{i + 1}" for i in range(int(clients))] if clients.isdecimal() else clients.split(",")
-    try:
-        shape = [int(length) for length in inputs.split(",")]
-    except ValueError:
-        raise UserError(f"--inputs takes whole numbers with commas, such as 1,28,28, not '{inputs}'.") from None
-    made = make(Path(folder), names, shape, classes, address, None if config is None else Path(config))
+    shape, target = _shape("--inputs", inputs), _shape("--targets", targets) if targets else []
+    begun = None if config is None else Path(config)
+    made = make(Path(folder), names, shape, classes, address, begun, target, tokens)
     print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
+
+
+def _shape(option: str, text: str) -> list[int]:
+    try:
+        return [int(length) for length in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} takes whole numbers with commas, such as 1,28,28, not '{text}'.") from None
 
 
 ADD_HELP = """Put one more client on the roster. All clients need the new federation.toml, and it begins a new run.

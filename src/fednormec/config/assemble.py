@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from fednormec.algorithms.faults import FAULTS, Faults, faulty
 from fednormec.algorithms.methods import METHODS
-from fednormec.config.datasets import federated_data
+from fednormec.config.datasets import Loaded, federated_data
+from fednormec.config.own import SECONDS, Loading, check_digests, is_own, require_agreed, within
 from fednormec.config.schema import Call, Config, check, choose
 from fednormec.config.settings import (
     DEFAULT_NAMES,
@@ -30,6 +33,7 @@ from fednormec.engine.planning import evaluation_interval
 from fednormec.errors import UserError, known, require_room
 from fednormec.privacy.mechanism import Privacy
 from fednormec.problems.logistic import Logistic
+from fednormec.problems.losses import loss_named
 from fednormec.problems.models import MODELS, reset
 from fednormec.problems.neural import NeuralProblem
 from fednormec.problems.quadratic import Quadratic, random_quadratic
@@ -46,6 +50,7 @@ class Experiment(NamedTuple):
         run: settings of [run].
         config: the config with every default spelled out.
         unused: sections of the config that the run did without.
+        data: digest of the data, where code of the user's loaded them.
     """
 
     problem: Problem
@@ -55,6 +60,7 @@ class Experiment(NamedTuple):
     run: RunSettings
     config: Config
     unused: tuple[str, ...]
+    data: str | None = None
 
 
 class Rules(NamedTuple):
@@ -67,15 +73,22 @@ class Rules(NamedTuple):
     config: Config
 
 
-def assemble(config: Config, data: FederatedData | None = None) -> Experiment:
+def assemble(config: Config, data: FederatedData | None = None, folder: Path = Path()) -> Experiment:
     """Checks the whole config and builds what it describes; nothing is written.
 
     Args:
         config: the sections of the config.
         data: data of one party among others who have theirs elsewhere, in place of what [data] says.
+        folder: what files of the user's own code are relative to.
     """
     algorithm, participation, privacy, run, resolved = rules(config)
-    problem = _problem(config, resolved, run, data)
+    load = Loading(folder)
+    made = _problem(config, resolved, run, data, load)
+    problem = made.problem
+    if load.files:
+        resolved["code"] = dict(load.files)
+    if "code" in config:
+        require_agreed(load.files, check_digests(config["code"]))
     for name, size in {"clients": problem.num_clients, "dim": problem.dim}.items():
         given = resolved.get("constants", {}).get(name)
         if given not in (None, size):
@@ -85,7 +98,7 @@ def assemble(config: Config, data: FederatedData | None = None) -> Experiment:
         algorithm = _with_faults(algorithm, Faults(**resolved["faults"]), problem.num_clients, run.seed)
     in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
     unused = tuple(name for name in config if name not in resolved)
-    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused)
+    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused, made.data)
 
 
 def rules(config: Config) -> Rules:
@@ -108,7 +121,7 @@ def rules(config: Config) -> Rules:
 
 def evaluate_every(experiment: Experiment) -> int:
     """Returns the number of rounds between evaluations: as asked, or as the engine's rule says."""
-    problem, algorithm, participation, privacy, run, _, _ = experiment
+    problem, algorithm, participation, privacy, run, *_ = experiment
     if run.evaluate_every is not None:
         return run.evaluate_every
     return evaluation_interval(problem, algorithm, participation, run.rounds, privacy is not None)
@@ -146,8 +159,22 @@ def _with_faults(algorithm: Algorithm, faults: Faults, num_clients: int, seed: i
     return algorithm._replace(local=local, prime=prime)
 
 
-def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedData | None) -> Problem:
+class _Made(NamedTuple):
+    """Problem, and the digest of its data where code of the user's loaded them."""
+
+    problem: Problem
+    data: str | None
+
+
+def _problem(config: Config, resolved: Config, run: RunSettings, given: FederatedData | None, load: Loading) -> _Made:
     dtype, device = getattr(torch, run.dtype), _device(run.device)
+    loaded: list[Loaded] = []
+
+    def data() -> FederatedData:
+        if given is not None:
+            return given
+        loaded.append(federated_data(config, resolved, run.seed, load))
+        return loaded[0].data
 
     def quadratic(
         clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
@@ -159,37 +186,66 @@ def _problem(config: Config, resolved: Config, run: RunSettings, own: FederatedD
         return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
 
     def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
-        data = federated_data(config, resolved, run.seed) if own is None else own
-        pairs = [_two_classes(examples, positive, dtype, device) for examples in data.clients]
-        if own is None and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
+        all_data = data()
+        pairs = [_two_classes(examples, positive, dtype, device) for examples in all_data.clients]
+        if given is None and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
             raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
-        test = None if data.test is None else _two_classes(data.test, positive, dtype, device)
+        test = None if all_data.test is None else _two_classes(all_data.test, positive, dtype, device)
         features, labels = [a for a, _ in pairs], [y for _, y in pairs]
-        return Logistic(features, labels, regularizer=regularizer, test=test, held_out=data.held_out)
+        return Logistic(features, labels, regularizer=regularizer, test=test, held_out=all_data.held_out)
 
     def neural(
+        loss: str = "cross_entropy",
+        metrics: Sequence[str] | None = None,
         vectorize: Literal["auto", "layers", "vmap", "loop"] = "auto",
         tile: int | None = None,
         statistics: Literal["batch", "training"] = "batch",
         loss_examples: int | None = None,
     ) -> Problem:
-        data = federated_data(config, resolved, run.seed) if own is None else own
-        build = _choose(config, resolved, "model", MODELS, given=2)
-        with _sizes_from_the_config("model"):
-            with torch.device("meta"):  # as large as it will be, without its numbers
-                parameters = sum(p.numel() for p in build(data.input_shape, data.num_classes).parameters())
-            require_room(f"training a model of {parameters:,} parameters", 12 * parameters * dtype.itemsize,
-                         "take a smaller one")  # fmt: skip
-            model = build(data.input_shape, data.num_classes)
-        reset(model, generator(run.seed, "init"))
-        return NeuralProblem(
-            model, data.clients, data.test, vectorize=vectorize, dtype=dtype, device=device, tile=tile,
-            held_out=data.held_out, statistics=statistics, loss_examples=loss_examples,
-        )  # fmt: skip
+        losses = load(loss, "problem.loss") if is_own(loss) else loss_named(loss)
+        named = None if metrics is None else [load(m, "problem.metrics") if is_own(m) else m for m in metrics]
+        all_data = data()
+        model = _model(config, resolved, all_data, run.seed, dtype, load)
+        with within("the model", SECONDS):
+            return NeuralProblem(
+                model, all_data.clients, all_data.test, losses, metrics=named, vectorize=vectorize, dtype=dtype,
+                device=device, tile=tile, held_out=all_data.held_out, statistics=statistics,
+                loss_examples=loss_examples,
+            )  # fmt: skip
 
     table: Table = {"neural": neural, "logistic": logistic, "quadratic": quadratic}
     problem: Problem = _choose(config, resolved, "problem", table)()
-    return problem
+    return _Made(problem, loaded[0].digest if loaded else None)
+
+
+def _model(
+    config: Config, resolved: Config, data: FederatedData, seed: int, dtype: torch.dtype, load: Loading
+) -> nn.Module:
+    """Builds the model: ours begins with numbers drawn from the seed, the user's with those it was given."""
+    if data.kind.targets == "classes" and data.num_classes < 2:
+        raise UserError(f"there must be at least 2 classes, got {data.num_classes}: check the labels of the data.")
+    settings = config.get("model", {})
+    if is_own(settings.get("name")):
+        name = settings["name"]
+        code = load(name, "model.name")
+        own = {key: value for key, value in settings.items() if key != "name"}
+        arguments = check(f"[model] {name}", own, code.function, given=2, beside=("name",))
+        resolved["model"] = {"name": name, **arguments}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(seed, "init").integers(2**63)))
+            made = code.once(SECONDS, data.input_shape, data.outputs, **arguments)
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model.name: {name} must return a torch.nn.Module, not {type(made).__name__}.")
+        return made
+    build = _choose(config, resolved, "model", MODELS, given=2)
+    with _sizes_from_the_config("model"):
+        with torch.device("meta"):  # as large as it will be, without its numbers
+            parameters = sum(p.numel() for p in build(data.input_shape, data.outputs).parameters())
+        require_room(f"training a model of {parameters:,} parameters", 12 * parameters * dtype.itemsize,
+                     "take a smaller one")  # fmt: skip
+        model: nn.Module = build(data.input_shape, data.outputs)
+    reset(model, generator(seed, "init"))
+    return model
 
 
 def _two_classes(

@@ -1,15 +1,17 @@
 """Reads the examples of [data], sets a test set aside and deals the rest out to clients."""
 
 import difflib
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fednormec.config.schema import Call, Config, check
+from fednormec.config.own import SECONDS_TO_LOAD, Loading, is_own
+from fednormec.config.schema import Call, Config, Section, check
 from fednormec.config.settings import (
     DATA_SETTINGS,
     DataSettings,
@@ -18,6 +20,7 @@ from fednormec.core.randomness import generator
 from fednormec.data import (
     Examples,
     FederatedData,
+    Kind,
     by_ids,
     digits,
     dirichlet,
@@ -31,39 +34,94 @@ from fednormec.data import (
 )
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.names import BUILT_IN, built_in_name
-from fednormec.data.sources import Takeable
+from fednormec.data.sources import Takeable, given_data
 from fednormec.errors import UserError, known
 
 Parts = list[np.ndarray]
+OF_CLIENTS = ("source", "classes", "inputs", "targets")  # settings that remain where clients have data of their own
 
 
-def federated_data(config: Config, resolved: Config, seed: int) -> FederatedData:
-    """Returns the data that [data] describes, and adds that section to `resolved` with every default spelled out."""
+class Loaded(NamedTuple):
+    """Data of all clients; the digest of what code of the user's loaded, None for any other source."""
+
+    data: FederatedData
+    digest: str | None = None
+
+
+def federated_data(config: Config, resolved: Config, seed: int, load: Loading) -> Loaded:
+    """Returns the data that [data] describes, and adds that section to `resolved` with every default spelled out.
+
+    Args:
+        config: the sections of the config.
+        resolved: what was resolved before.
+        seed: seed of the partition.
+        load: loads code of the user's.
+    """
     given = config.get("data", {})
     asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in DATA_SETTINGS}, DataSettings))
-    source = built_in_name(asked.source)
+    source, kind = built_in_name(asked.source), Kind(asked.inputs, asked.targets or targets_of(config))
+    asked = replace(asked, source=source, targets=kind.targets)
+    others = {k: v for k, v in given.items() if k not in DATA_SETTINGS}
+    if is_own(source) and not os.path.exists(source):
+        return _from_code(config, resolved, asked, others, kind, seed, load)
     if source not in BUILT_IN and os.path.isdir(source):
-        for key in given:
-            if key in DATA_SETTINGS and key not in ("source", "classes"):
-                raise UserError(f"[data] {key} is for data that are dealt out, but in the folder {source} each file is "
-                                f"a client: leave {key} out.")  # fmt: skip
-        settings = {k: v for k, v in given.items() if k not in ("source", "classes")}
-        check("[data] from a folder, one file per client,", settings, lambda: None, beside=("source", "classes"))
-        resolved["data"] = {"source": source, "classes": asked.classes}
-        return read_folder(source, asked.classes)
-    held = _held(source)
+        _require_nothing_to_deal(given, "from a folder, one file per client,", f"in the folder {source} each file is "
+                                 "a client")  # fmt: skip
+        resolved["data"] = {key: getattr(asked, key) for key in OF_CLIENTS}
+        return Loaded(read_folder(source, asked.classes, kind))
+    return Loaded(_dealt_out(config, resolved, _held(source, kind), asked, others, seed))
+
+
+def _dealt_out(
+    config: Config, resolved: Config, held: "Held", asked: DataSettings, others: Section, seed: int
+) -> FederatedData:
+    """Deals a source out to clients; `others` are the settings of the partition."""
     partition = ("iid" if held.client_ids is None else "by_ids") if asked.partition is None else asked.partition
     known("partition", partition, PARTITIONS)
     if held.client_ids is not None:
         _require_own_data(partition, asked, private="privacy" in config)
     if asked.pool:
         held = _pooled(held, partition)
+    if partition in ("dirichlet", "shards") and asked.targets == "values":
+        raise UserError(f"partition = '{partition}' deals classes out, but the targets are values: take iid or by_ids.")
     fraction = _test_fraction(held, asked)
-    settings = {k: v for k, v in given.items() if k not in DATA_SETTINGS}
-    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", settings, PARTITIONS[partition], 3, DATA_SETTINGS))
-    asked = replace(asked, source=source, partition=partition, test_fraction=fraction)
+    deal = Call(PARTITIONS[partition], check(f"[data] {partition}", others, PARTITIONS[partition], 3, DATA_SETTINGS))
+    asked = replace(asked, partition=partition, test_fraction=fraction)
     resolved["data"] = {**asdict(asked), **deal.arguments}
     return _dealt(held, deal, asked, seed)
+
+
+def _from_code(
+    config: Config, resolved: Config, asked: DataSettings, others: Section, kind: Kind, seed: int, load: Loading
+) -> Loaded:
+    """Returns the data that a function of the user's loads: clients of their own, or examples to be dealt out."""
+    code = load(asked.source, "data.source")
+    takes = [key for key in inspect.signature(code.function).parameters if key in others]
+    arguments = check(f"[data] {asked.source}", {key: others[key] for key in takes}, code.function)
+    found = given_data(code.once(SECONDS_TO_LOAD, **arguments), asked.source, kind, asked.classes)
+    if isinstance(found, FederatedData):
+        left = {key: value for key, value in config["data"].items() if key not in arguments}
+        _require_nothing_to_deal(left, f"from {asked.source}", f"{asked.source} gives each client its own")
+        resolved["data"] = {key: getattr(asked, key) for key in OF_CLIENTS} | arguments
+        return Loaded(found, found.digest)
+    rest = {key: value for key, value in others.items() if key not in takes}
+    data = _dealt_out(config, resolved, Held(*found), asked, rest, seed)
+    resolved["data"] |= arguments
+    return Loaded(data, data.digest)
+
+
+def targets_of(config: Config) -> Literal["classes", "values"]:
+    """Returns what the loss compares with, as far as it is one of ours."""
+    loss = config.get("problem", {}).get("loss", "cross_entropy")
+    return "values" if loss in ("binary_cross_entropy", "mse", "huber") else "classes"
+
+
+def _require_nothing_to_deal(given: Section, where: str, why: str) -> None:
+    for key in given:
+        if key in DATA_SETTINGS and key not in OF_CLIENTS:
+            raise UserError(f"[data] {key} is for data that are dealt out, but {why}: leave {key} out.")
+    others = {k: v for k, v in given.items() if k not in OF_CLIENTS}
+    check(f"[data] {where}", others, lambda: None, beside=OF_CLIENTS)
 
 
 class Held(NamedTuple):
@@ -74,7 +132,10 @@ class Held(NamedTuple):
     client_ids: np.ndarray | None
 
 
-def _held(source: str) -> Held:
+def _held(source: str, kind: Kind) -> Held:
+    if source in BUILT_IN and kind != Kind():
+        raise UserError(f"{source} has numbers as inputs and classes as targets: leave data.inputs and data.targets "
+                        "out, and take cross_entropy as problem.loss.")  # fmt: skip
     if source == "digits":
         return Held(digits(), None, None)
     if source in IMAGE_SETS:
@@ -83,7 +144,7 @@ def _held(source: str) -> Held:
         near = difflib.get_close_matches(source.replace("-", "_"), BUILT_IN, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "check the path."
         raise UserError(f"there is no data set, file or folder '{source}'; {hint}")
-    return Held(*read_npz(source))
+    return Held(*read_npz(source, kind))
 
 
 def _require_own_data(partition: str, asked: DataSettings, private: bool) -> None:

@@ -1,6 +1,7 @@
 """Strict TOML: a section names a constructor and gives its arguments; an unknown key is an error."""
 
 import inspect
+import re
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,7 +87,7 @@ def dump(config: Mapping[str, Section]) -> str:
     """Returns the config as TOML; reading it back gives the same run."""
     parts = []
     for name, section in config.items():
-        lines = [f"{key} = {_toml(value)}" for key, value in section.items() if value is not None]
+        lines = [f"{_key(key)} = {_toml(value)}" for key, value in section.items() if value is not None]
         parts.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(parts) + "\n"
 
@@ -116,19 +117,29 @@ def check(
         given: number of first parameters that the program supplies.
         beside: keys of the section that are not `build`'s and were looked at before.
     """
-    parameters = dict(list(inspect.signature(build).parameters.items())[given:])
+    parameters = _parameters(where, build, given)
     hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
     for key in settings:
         known(f"setting in {where}", key, [*parameters, *beside])
     arguments = {}
     for key, parameter in parameters.items():
         if key in settings:
-            arguments[key] = _typed(f"{where}: {key}", settings[key], hints[key])
+            arguments[key] = _typed(f"{where}: {key}", settings[key], hints.get(key, Any))
         elif parameter.default is inspect.Parameter.empty:
             raise UserError(f"{where} needs the setting '{key}'.")
         else:
             arguments[key] = parameter.default
     return arguments
+
+
+def _parameters(where: str, build: Callable[..., Any], given: int) -> dict[str, inspect.Parameter]:
+    """Returns the parameters that a config can set; the program supplies the first `given`."""
+    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    every = list(inspect.signature(build).parameters.values())
+    first, rest = every[:given], every[given:]
+    if len(first) < given or any(p.kind not in single for p in first):
+        raise UserError(f"{where} must take {given} arguments before its own settings, and not as *args.")
+    return {p.name: p for p in rest if p.kind in single}
 
 
 def _setting(name: str) -> tuple[str, str]:
@@ -193,6 +204,8 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
 
     Whole numbers pass as floats, lists as sequences; nothing else is converted.
     """
+    if hint is Any:
+        return value
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _typed(where, value, next(a for a in args if a is not type(None)))
@@ -210,6 +223,10 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
         words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
         raise UserError(f"{where} must be {words.get(hint, hint)}, not {value!r}.")
     return value
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _toml(value: Any) -> str:

@@ -11,7 +11,7 @@ QUICKSTART = Path(__file__).with_name("quickstart.toml")
 THEORY = Path(__file__).with_name("theory.toml")
 SECTIONS = (
     "problem", "data", "model", "local", "method", "participation", "privacy", "constants", "faults", "federation",
-    "run",
+    "run", "code",
 )  # fmt: skip
 DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
 
@@ -29,6 +29,8 @@ class DataSettings:
         examples: number of examples that are drawn of what there is then to train on.
         test_examples: number of examples that are drawn of what there is then to test with.
         classes: number of classes, which is public; if left out, the largest label says it.
+        inputs: kind of the numbers in x: "numbers", or "tokens", whole numbers that name something, such as words.
+        targets: kind of the numbers in y: "classes" or "values"; by default what the loss compares with.
     """
 
     source: str = "digits"
@@ -38,6 +40,8 @@ class DataSettings:
     examples: int | None = None
     test_examples: int | None = None
     classes: int | None = None
+    inputs: Literal["numbers", "tokens"] = "numbers"
+    targets: Literal["classes", "values"] | None = None
 
 
 @dataclass(frozen=True)

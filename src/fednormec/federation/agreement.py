@@ -15,14 +15,14 @@ from torch import Tensor
 from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.schema import Config, check, dump, read
 from fednormec.core.problem import Metrics, Problem
-from fednormec.data import Examples, FederatedData
+from fednormec.data import Examples, FederatedData, Kind
 from fednormec.data.sources import read_npz
 from fednormec.engine.planning import planned
 from fednormec.errors import UserError, at_least_one, positive, require_room
 from fednormec.privacy.mechanism import Plan
 
 NAME, KEYS = "federation.toml", "keys"
-AGREED = ("problem", "model", "local", "method", "participation", "privacy")
+AGREED = ("problem", "model", "local", "method", "participation", "privacy", "code")
 AGREED_OF_RUN = ("rounds", "seed", "dtype")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -34,7 +34,9 @@ class FederationSettings:
     Attributes:
         clients: their names; the order numbers them.
         inputs: the shape of one example.
-        classes: number of classes.
+        classes: number of classes; left out where targets are values.
+        targets: the shape of one example's target; none for one class or value.
+        tokens: whether inputs are whole numbers that name something, such as words.
         address: where the server is found, host:port.
         deadline: seconds after which a client that has not answered does not take part in a round.
         test: a .npz with x and y beside this file, public, for the server to evaluate with.
@@ -42,19 +44,28 @@ class FederationSettings:
 
     clients: Sequence[str]
     inputs: Sequence[int]
-    classes: int
+    classes: int | None = None
+    targets: Sequence[int] = ()
+    tokens: bool = False
     address: str = "localhost:9443"
     deadline: float = 600.0
     test: str | None = None
 
     def __post_init__(self) -> None:
         require_names(self.clients)
-        at_least_one("[federation] classes", self.classes)
-        for length in self.inputs:
-            at_least_one("[federation] inputs", length)
-        require_room("one example", 8 * math.prod(self.inputs), "check [federation] inputs")
+        if self.classes is not None:
+            at_least_one("[federation] classes", self.classes)
+        for name, shape in (("inputs", self.inputs), ("targets", self.targets)):
+            for length in shape:
+                at_least_one(f"[federation] {name}", length)
+            require_room("one example", 8 * math.prod(shape), f"check [federation] {name}")
         positive("[federation] deadline", self.deadline)
         split_address(self.address)
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of numbers that examples are made of."""
+        return Kind("tokens" if self.tokens else "numbers", "values" if self.classes is None else "classes")
 
 
 class Federation(NamedTuple):
@@ -73,7 +84,7 @@ class Federation(NamedTuple):
     @property
     def plan(self) -> Plan | None:
         """Plan that every party computes for itself: how much noise, for how many rounds; None without privacy."""
-        problem, algorithm, participation, privacy, run, _, _ = self.experiment
+        problem, algorithm, participation, privacy, run, *_ = self.experiment
         if privacy is None:
             return None
         return planned(problem, algorithm, participation, privacy, run.rounds)
@@ -81,22 +92,33 @@ class Federation(NamedTuple):
 
 def for_server(config: Config, folder: Path) -> Federation:
     """Returns the federation as its server knows it: the test set, no client's data."""
-    settings = _settings(config)
-    nobody = Examples(np.zeros((1, *settings.inputs), np.float32), np.zeros(1, np.int64))
-    test = None if settings.test is None else read_npz(folder / settings.test).train
-    return _federation(config, settings, FederatedData((nobody,), test, ("nobody",), settings.classes), None)
+    settings = federation_settings(config)
+    nobody = Examples(np.zeros((1, *settings.inputs)), np.zeros((1, *settings.targets), np.int64), settings.kind)
+    test = None if settings.test is None else read_npz(folder / settings.test, settings.kind).train
+    data = FederatedData((nobody,), test, ("nobody",), settings.classes)
+    return _federation(config, settings, data, None, folder)
 
 
-def for_client(config: Config, name: str, own: Examples) -> Federation:
-    """Returns the federation as one client knows it: its own data."""
-    settings = _settings(config)
+def for_client(config: Config, name: str, own: Examples, folder: Path = Path()) -> Federation:
+    """Returns the federation as one client knows it: its own data.
+
+    Args:
+        config: the sections of federation.toml.
+        name: name of the client.
+        own: its examples.
+        folder: where its copy of federation.toml lies, and code that all agreed on beside it.
+    """
+    settings = federation_settings(config)
     if name not in settings.clients:
         raise UserError(f"{name} is none of the clients in {NAME}: {', '.join(settings.clients)}.")
     if own.x.shape[1:] != tuple(settings.inputs):
         raise UserError(f"the federation agreed on examples of shape {tuple(settings.inputs)}, these data have "
                         f"{own.x.shape[1:]}.")  # fmt: skip
+    if own.y.shape[1:] != tuple(settings.targets):
+        raise UserError(f"the federation agreed on targets of shape {tuple(settings.targets)}, these data have "
+                        f"{own.y.shape[1:]}.")  # fmt: skip
     data = FederatedData((own,), None, (name,), settings.classes)
-    return _federation(config, settings, data, list(settings.clients).index(name))
+    return _federation(config, settings, data, list(settings.clients).index(name), folder)
 
 
 def read_federation(folder: Path) -> Config:
@@ -133,11 +155,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _settings(config: Config) -> FederationSettings:
+def federation_settings(config: Config) -> FederationSettings:
+    """Returns the settings of [federation], checked."""
     return FederationSettings(**check("[federation]", config["federation"], FederationSettings))
 
 
-def _federation(config: Config, settings: FederationSettings, data: FederatedData, client: int | None) -> Federation:
+def _federation(
+    config: Config, settings: FederationSettings, data: FederatedData, client: int | None, folder: Path
+) -> Federation:
     if config.get("problem", {}).get("name") == "quadratic":
         raise UserError("a federation trains on clients' examples: choose the problem neural or logistic.")
     for section in ("constants", "faults"):
@@ -147,7 +172,7 @@ def _federation(config: Config, settings: FederationSettings, data: FederatedDat
         raise UserError("a federation keeps every round: leave run.checkpoint_rounds out.")
     given = {name: dict(section) for name, section in config.items() if name not in ("data", "federation")}
     given.setdefault("run", {})["checkpoint_rounds"] = 1
-    experiment = assemble(given, data)
+    experiment = assemble(given, data, folder)
     if experiment.algorithm.prime is not None:
         raise UserError("initial_memory = 'local_updates' is not for a federation: start from zero; warmup_rounds lets "
                         "the memories catch up.")  # fmt: skip
@@ -164,7 +189,8 @@ def _agreed(config: Config) -> str:
     """Returns the digest of what every party must have alike, every default spelled out."""
     parts: Config = {name: config[name] for name in AGREED if name in config}
     parts["run"] = {key: config["run"][key] for key in AGREED_OF_RUN}
-    parts["federation"] = {key: config["federation"][key] for key in ("clients", "inputs", "classes")}
+    shapes = ("clients", "inputs", "classes", "targets", "tokens")
+    parts["federation"] = {key: config["federation"].get(key) for key in shapes}
     return hashlib.sha256(dump(parts).encode()).hexdigest()[:32]
 
 

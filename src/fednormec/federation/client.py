@@ -1,21 +1,20 @@
 """Client that computes what clients in process compute, on a block of one row, and remembers before it answers."""
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fednormec.config.own import SECONDS_TO_LOAD, is_own, own
 from fednormec.core.algorithm import Server
 from fednormec.core.bounds import Adding
 from fednormec.core.local import Moment
 from fednormec.core.randomness import generator
-from fednormec.data import Examples, from_arrays, read_npz
+from fednormec.data import Examples, FederatedData, Kind, read_npz
+from fednormec.data.sources import given_data
 from fednormec.engine.clients import computed, summed
 from fednormec.errors import BoundBroken, UserError
 from fednormec.federation.agreement import Federation
@@ -115,7 +114,7 @@ def answering(
 def _computed(
     federation: Federation, client: int, request: Request, rows: torch.Tensor, local: Mechanism | None
 ) -> Kept:
-    problem, algorithm, _, _, run, _, _ = federation.experiment
+    problem, algorithm, _, _, run, *_ = federation.experiment
     server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
     before, moment = rows.clone(), Moment(run.seed, request.round)
     messages, _ = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
@@ -132,31 +131,17 @@ def _refused(request: Request, why: str) -> Reply:
     return Reply(request.round, request.nonce, REFUSED, why)
 
 
-def own_data(source: str) -> Examples:
+def own_data(source: str, kind: Kind) -> Examples:
     """Returns a client's examples, which stay in this process.
 
-    They come from a .npz file with x and y, or from what a function returns, module:function or file.py:function.
+    Args:
+        source: a .npz file with x and y, or a function that returns both, module:function or file.py:function.
+        kind: kind of numbers that the federation agreed on.
     """
-    where, colon, name = source.rpartition(":")
-    if not colon or source.endswith(".npz"):
-        return read_npz(source).train
-    try:
-        pair = getattr(_module(where), name)()
-    except UserError:
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"--data {source} gave no data: {type(error).__name__}: {said}.") from error
-    return from_arrays([pair]).clients[0]
-
-
-def _module(where: str) -> Any:
-    if not where.endswith(".py"):
-        return importlib.import_module(where)
-    if not Path(where).is_file():
-        raise UserError(f"there is no file {where}.")
-    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if not is_own(source) or Path(source).is_file():
+        return read_npz(source, kind).train
+    code = own(source, "--data")
+    found = given_data(code.once(SECONDS_TO_LOAD), source, kind)
+    if isinstance(found, FederatedData):
+        raise UserError(f"--data {source} must return one client's x and y, not those of several.")
+    return found.train

@@ -4,7 +4,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fednormec.config.schema import Config, dump, read
+from fednormec.config.datasets import targets_of
+from fednormec.config.schema import Config, Section, dump, read
 from fednormec.errors import UserError
 from fednormec.federation.agreement import (
     KEYS,
@@ -20,10 +21,18 @@ from fednormec.files import replace_text
 
 TEMPLATE = Path(__file__).with_name(NAME)
 CLIENTS = "clients"
+CLASSES = 10
 
 
 def make(
-    folder: Path, names: Sequence[str], inputs: Sequence[int], classes: int, address: str, config: Path | None
+    folder: Path,
+    names: Sequence[str],
+    inputs: Sequence[int],
+    classes: int | None,
+    address: str,
+    config: Path | None,
+    targets: Sequence[int] = (),
+    tokens: bool = False,
 ) -> Path:
     """Makes the folder of a new federation; nothing is written over.
 
@@ -31,17 +40,26 @@ def make(
         folder: the folder, which must be empty or missing.
         names: names of the clients.
         inputs: the shape of one example.
-        classes: number of classes.
+        classes: number of classes; None: as the settings say, or 10 where the loss compares with classes.
         address: where the server is found, host:port.
         config: the settings to begin with; by default the package's own.
+        targets: the shape of one example's target.
+        tokens: whether inputs are whole numbers that name something.
     """
     require_names(names)
     host, _ = split_address(address)
     asked = read(config or TEMPLATE)
-    own = {"clients": list(names), "inputs": list(inputs), "classes": classes, "address": address}
+    own: Section = {"clients": list(names), "inputs": list(inputs), "address": address}
+    own |= {"targets": list(targets)} if targets else {}
+    own |= {"tokens": True} if tokens else {}
+    own |= {} if classes is None else {"classes": classes}
     asked["federation"] = asked.get("federation", {}) | own
+    if targets_of(asked) == "classes":
+        asked["federation"].setdefault("classes", CLASSES)
     beside = folder if config is None else config.parent
-    settings = for_server(asked, beside).settings  # raises UserError now if something does not fit together
+    found = for_server(asked, beside)  # raises UserError now if something does not fit together
+    settings, code = found.settings, found.experiment.config.get("code", {})
+    asked |= {"code": code} if code else {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -52,8 +70,9 @@ def make(
             shutil.copy(beside / settings.test, folder / Path(settings.test).name)
             asked["federation"]["test"] = Path(settings.test).name
         replace_text(folder / NAME, _text(asked))
+        _copy_code(code, beside, folder)
         for name in names:
-            _hand_over(folder, name)
+            _hand_over(folder, name, code)
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror or error}.") from error
     return folder
@@ -81,16 +100,28 @@ def add(folder: Path, name: str, key: Path | None = None) -> Path | None:
     replace_text(folder / NAME, _text(config))
     for client in (folder / CLIENTS).iterdir() if (folder / CLIENTS).is_dir() else ():
         shutil.copy(folder / NAME, client / NAME)
-    return _hand_over(folder, name) if key is None else None
+    return _hand_over(folder, name, config.get("code", {})) if key is None else None
 
 
-def _hand_over(folder: Path, name: str) -> Path:
-    """Makes what a client gets: the settings, the authority, its own key pair. The server keeps the public key."""
+def _copy_code(code: Section, of: Path, to: Path) -> None:
+    """Copies the files of the user's own code that all agreed on; what is installed as a package stays there."""
+    for name in code:
+        if (of / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(of / name, to / name)
+
+
+def _hand_over(folder: Path, name: str, code: Section) -> Path:
+    """Makes what a client gets: the settings, the code, the authority, its key pair. The server keeps the public key.
+
+    A client reads the code before it joins: nothing of it comes over the wire later.
+    """
     client = folder / CLIENTS / name
     client.mkdir(parents=True, mode=0o700)
     make_client(client)
     shutil.copy(folder / CA, client / CA)
     shutil.copy(folder / NAME, client / NAME)
+    _copy_code(code, folder, client)
     shutil.copy(client / NODE_PUBLIC, folder / KEYS / f"{name}.pub")
     return client
 

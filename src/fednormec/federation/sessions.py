@@ -19,6 +19,7 @@ from fednormec.errors import Stopped, UserError, note
 from fednormec.federation.agreement import (
     KEYS,
     Federation,
+    federation_settings,
     for_client,
     for_server,
     is_loopback,
@@ -133,7 +134,8 @@ def join(
     """
     require_locks()
     name = name or folder.resolve().name
-    federation = for_client(read_federation(folder), name, own_data(data))
+    config = read_federation(folder)
+    federation = for_client(config, name, own_data(data, federation_settings(config).kind), folder)
     plan = federation.plan
     require_consent(plan, not_private)
     where = address or federation.settings.address

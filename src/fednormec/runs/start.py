@@ -54,7 +54,9 @@ def threads_of(experiment: Experiment) -> Threads:
 
 
 def data_digest(experiment: Experiment) -> str | None:
-    """Returns the digest of the user's own file or folder, which may change between runs; None for any other source."""
+    """Returns the digest of the user's own data, which may change between runs; None for a built-in source."""
+    if experiment.data is not None:
+        return experiment.data
     source = str(experiment.config.get("data", {}).get("source", BUILT_IN[0]))
     return None if source in BUILT_IN else digest(Path(source))
 

@@ -218,7 +218,7 @@ def hours(figures: Iterable[str], scale: Scale, folder: Path, workers: int) -> f
     missing = [cell for cell in cells(figures, scale) if not ended(cell, folder)]
     if not missing:
         return 0.0
-    problem, algorithm, participation, privacy, run, _, _ = assemble(missing[0].config)
+    problem, algorithm, participation, privacy, run, *_ = assemble(missing[0].config)
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     try:
