@@ -506,7 +506,9 @@ def test_json_is_one_object_on_stdout_and_progress_goes_to_stderr(fednormec_: Co
     assert set(result["metrics"]) == {"test_loss", "test_accuracy", "train_loss"}
     assert result["privacy"].startswith("none: no noise was added")
     assert not {"epsilon", "noise_std"} & set(result)
-    rounds = [LINE.fullmatch(line) for line in said.err.splitlines()]
+    dropped, *lines = said.err.splitlines()
+    assert dropped == "note: --set model.name=linear drops model.hidden, which linear does not take."
+    rounds = [LINE.fullmatch(line) for line in lines]
     assert [found and found.groups() for found in rounds] == [("1", "3"), ("2", "3"), ("3", "3")]
     result.pop("curve")
     assert result.pop("statement") is None
@@ -574,7 +576,7 @@ def test_a_run_that_diverges_is_kept_and_told(fednormec_: Command, tmp_path: Pat
     )
     assert said.code == 2
     *progress, last = said.err.splitlines()
-    assert all(LINE.match(line) for line in progress)
+    assert all(LINE.match(line) for line in progress if not line.startswith("note: --set "))
     found = re.match(
         r"the model diverged in round (\d+): .* The rounds before it are kept in out\.$", sentence(last + "\n")
     )
@@ -663,7 +665,8 @@ def test_every_config_in_the_repository_runs(fednormec_: Command, path: Path) ->
 
 def test_config_prints_what_it_would_run(fednormec_: Command, tmp_path: Path) -> None:
     said = fednormec_("config", *sets("method.name=dp_scaffold", "run.rounds=7"))
-    assert (said.code, said.err) == (0, "")
+    drops = "--set method.name=dp_scaffold drops method.alpha, method.beta and method.server_normalization"
+    assert (said.code, said.err) == (0, f"note: {drops}, which dp_scaffold does not take.\n")
     (tmp_path / "my.toml").write_text(said.out, encoding="utf-8")
     assert fednormec_("config", "my.toml").out == said.out
     assert 'name = "dp_scaffold"\ntau = 1.0\nserver_step = 1.0\n' in said.out

@@ -121,7 +121,7 @@ def test_a_resolved_config_resolves_to_itself(tmp_path: Path, name: str) -> None
 
 def test_the_resolved_config_spells_out_every_default() -> None:
     config = quickstart("local.name=sgd", "local.step=1", "privacy.noise_std=2").config
-    assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 1, "batch_size": 32, "order": "fresh"}
+    assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 5, "batch_size": 32, "order": "fresh"}
     assert config["privacy"] == asdict(fn.Privacy(noise_std=2.0))
     evaluation = {"statistics": "batch", "loss_examples": None}
     task = {"loss": "cross_entropy", "metrics": None}
@@ -166,11 +166,6 @@ def test_an_override_is_toml_or_else_a_text(override: str, value: object) -> Non
     assert type(found) is type(value)
 
 
-def test_another_constructor_drops_the_arguments_of_the_old_one() -> None:
-    assert read(PLAIN, ["method.name=clip21"])["method"] == {"name": "clip21"}
-    assert read(PLAIN, ["model.name=linear"])["model"] == {"name": "linear"}
-
-
 def test_the_same_constructor_keeps_its_arguments(written: Callable[[str], Path]) -> None:
     asked = read(PLAIN)
     for override in ("method.name=fed_normec", 'method.name="fed_normec"', "model.name = mlp", "data.source=digits"):
@@ -188,49 +183,14 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice() -> None:
         ("participation.name=fixed_size", "participation.m=3"),
     ]:
         assert read(PLAIN, [first, second]) == read(PLAIN, [second, first])
-    assert read(PLAIN, ["method.tau=0.5", "method.name=clip21"])["method"] == {"name": "clip21", "tau": 0.5}
+    assert read(PLAIN, ["method.tau=0.5", "method.name=clip21"])["method"] == {
+        "name": "clip21", "tau": 0.5, "server_step": 1.0,
+    }  # fmt: skip
 
 
 def test_the_last_of_two_overrides_holds() -> None:
     assert read(PLAIN, ["run.rounds=1", "run.rounds=2"])["run"]["rounds"] == 2
     assert read(PLAIN, ["model.name=linear", "model.name=resnet20"])["model"] == {"name": "resnet20"}
-
-
-def test_another_partition_drops_the_arguments_of_the_old_one() -> None:
-    data = read(PLAIN, ["data.partition=iid", "data.test_fraction=0.3"])["data"]
-    assert data == {"source": "digits", "partition": "iid", "test_fraction": 0.3}
-
-
-def test_own_data_are_not_dealt_out_as_the_digits_are(written: Callable[[str], Path]) -> None:
-    assert read(PLAIN, ["data.source=mine.npz"])["data"] == {"source": "mine.npz"}
-    own = written('[data]\nsource = "a.npz"\npartition = "dirichlet"\nconcentration = 0.1\n')
-    assert read(own, ["data.source=b.npz"])["data"]["concentration"] == 0.1
-
-
-def test_between_built_in_sources_the_partition_stays(written: Callable[[str], Path]) -> None:
-    dealt = {"partition": "dirichlet", "clients": 20, "concentration": 0.5}
-    for source in ("cifar10", "fashion_mnist", "fashion-mnist"):
-        assert read(PLAIN, [f"data.source={source}"])["data"] == {"source": source, **dealt}
-    images = written('[data]\nsource = "fashion-mnist"\nclients = 7\nexamples = 99\n')
-    assert read(images, ["data.source=cifar10"])["data"] == {"source": "cifar10", "clients": 7, "examples": 99}
-    assert read(images, ["data.source=mine.npz"])["data"] == {"source": "mine.npz"}
-
-
-def test_a_test_fraction_goes_with_a_source_unless_both_sets_are_pooled(written: Callable[[str], Path]) -> None:
-    digits = written('[data]\nsource = "digits"\ntest_fraction = 0.3\n')
-    assert read(digits, ["data.source=cifar10"])["data"] == {"source": "cifar10"}
-    pooled = {"pool": True, "test_fraction": 0.3}
-    images = written('[data]\nsource = "cifar10"\npool = true\ntest_fraction = 0.3\n')
-    assert read(images, ["data.source=fashion_mnist"])["data"] == {"source": "fashion_mnist", **pooled}
-    spelled = written('[data]\nsource = "fashion-mnist"\ntest_fraction = 0.0\n')
-    assert read(spelled, ["data.source=fashion_mnist"])["data"] == {"source": "fashion_mnist", "test_fraction": 0.0}
-
-
-def test_another_partition_keeps_what_is_dealt_out() -> None:
-    chosen = ["data.pool=true", "data.examples=50", "data.test_examples=5", "data.test_fraction=0.3"]
-    data = read(PLAIN, [*chosen, "data.partition=iid"])["data"]
-    expected = {"pool": True, "examples": 50, "test_examples": 5, "test_fraction": 0.3}
-    assert data == {"source": "digits", "partition": "iid", **expected}
 
 
 @pytest.mark.parametrize("override", ["rounds", "rounds=3", "run.=3", "=3", ".=", "", "run.rounds"])

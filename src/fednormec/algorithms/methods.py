@@ -16,6 +16,7 @@ from fednormec.errors import UserError, one_of, positive
 
 InitialMemory = Literal["zero", "local_updates"]
 AnyBound = Literal["clip", "normalize", "top_k"]
+USED_BY_BOUND = {"clip": ("tau",), "normalize": ("tau", "alpha"), "top_k": ("k",)}
 
 
 def fed_normec(
@@ -442,11 +443,11 @@ def _bound(name: str, tau: float | None, alpha: float | None, k: int | None = No
     Raises:
         UserError: if something was given that this bound does not use: it would be ignored without a word.
     """
-    uses = {"clip": ("tau",), "normalize": ("tau", "alpha"), "top_k": ("k",)}
-    one_of("bound", name, tuple(uses))
+    one_of("bound", name, tuple(USED_BY_BOUND))
+    used = USED_BY_BOUND[name]
     for setting, value in (("tau", tau), ("alpha", alpha), ("k", k)):
-        if value is not None and setting not in uses[name]:
-            raise UserError(f"{setting} has no meaning with bound = {name!r}, which uses {' and '.join(uses[name])}: "
+        if value is not None and setting not in used:
+            raise UserError(f"{setting} has no meaning with bound = {name!r}, which uses {' and '.join(used)}: "
                             f"leave {setting} out, or choose another bound.")  # fmt: skip
     if name == "top_k":
         return top_k(10 if k is None else k)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fednormec.cli.options import AsJson, ConfigPath, Overrides, Quiet, read_config
+from fednormec.cli.printing import tell
 from fednormec.errors import visible_lines
 
 HELP = """Attack a run's own privacy mechanism with canaries. What they lose is compared with what it claims.
@@ -35,7 +36,9 @@ def audit(
     from fednormec.audit.asked import audited
     from fednormec.files import to_json
 
-    found = audited(read_config(config, overrides, False)[1], training, canaries, quiet)
+    asked = read_config(config, overrides, False)
+    found = audited(asked.config, training, canaries, quiet)
+    tell(() if quiet else asked.dropped)
     print(to_json(found.facts()) if as_json else visible_lines(found.text()))
     if found.verdict == "violated":
         raise typer.Exit(1)

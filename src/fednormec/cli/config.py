@@ -1,6 +1,7 @@
 """Check a config and print it with every default: `fednormec config`."""
 
 from fednormec.cli.options import ConfigPath, NotPrivate, Overrides, read_config
+from fednormec.cli.printing import tell
 
 HELP = """Check a config and print it with every default. Nothing is run.
 
@@ -15,4 +16,7 @@ def config(config: ConfigPath = None, overrides: Overrides = None, not_private: 
     from fednormec.config.assemble import assemble
     from fednormec.config.schema import dump
 
-    print(dump(assemble(read_config(config, overrides, not_private)[1]).config), end="")
+    asked = read_config(config, overrides, not_private)
+    resolved = assemble(asked.config).config
+    tell(asked.dropped)
+    print(dump(resolved), end="")

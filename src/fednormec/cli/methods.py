@@ -8,13 +8,14 @@ HELP = "List the methods with their papers and settings."
 
 def methods(as_json: AsJson = False) -> None:
     from fednormec.algorithms.methods import METHODS
+    from fednormec.config.constructors import CONSTRUCTORS
 
     rows = {
         name: {
             "paper": method.paper,
             "can_be_private": method.can_be_private,
             "takes_local": method.takes_local,
-            **constructor(method.build, skip=1 if method.takes_local else 0),
+            **constructor(CONSTRUCTORS["method"][name]),
         }
         for name, method in METHODS.items()
     }

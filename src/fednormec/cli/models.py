@@ -7,13 +7,13 @@ HELP = "List the built-in models with their settings and sizes."
 
 
 def models(as_json: AsJson = False) -> None:
-    from fednormec.problems.models import MODELS
+    from fednormec.config.constructors import CONSTRUCTORS
 
     rows = {
         name: {
-            "parameters on 3x32x32, 10 classes": sum(p.numel() for p in build((3, 32, 32), 10).parameters()),
-            **constructor(build, skip=2),
+            "parameters on 3x32x32, 10 classes": sum(p.numel() for p in model.build((3, 32, 32), 10).parameters()),
+            **constructor(model),
         }
-        for name, build in MODELS.items()
+        for name, model in CONSTRUCTORS["model"].items()
     }
     print_rows(rows, as_json)

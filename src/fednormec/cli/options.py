@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -20,18 +20,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
-def read_config(
-    path: str | None, overrides: list[str] | None, not_private: bool, default: Path | None = None
-) -> tuple[str, "Config"]:
-    """The name and the sections of a config: of the file at `path`, else of `default`, else of the quickstart."""
-    from fednormec.config.schema import read
+class Asked(NamedTuple):
+    """What a command is to work on: a config, its name, and which of its settings --set drops, in a sentence each."""
+
+    name: str
+    config: "Config"
+    dropped: list[str]
+
+
+def read_config(path: str | None, overrides: list[str] | None, not_private: bool, default: Path | None = None) -> Asked:
+    """The config in the file at `path`, else in `default`, else the quickstart, with the overrides.
+
+    Nothing is printed: what is dropped is to be said when all has been checked, as no note comes before a mistake.
+    """
+    from fednormec.config.schema import read_saying
     from fednormec.config.settings import QUICKSTART
 
     source = default or QUICKSTART if path is None else Path(path)
-    sections = read(source, overrides or [])
+    sections, dropped = read_saying(source, overrides or [])
     if not_private:
         sections.pop("privacy", None)
-    return source.stem, sections
+    return Asked(source.stem, sections, dropped)
 
 
 def crew(workers: int | None) -> int:

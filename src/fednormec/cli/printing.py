@@ -1,12 +1,12 @@
 """Results and notes that several commands print."""
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fednormec.errors import UserError, note, visible
 
 if TYPE_CHECKING:
+    from fednormec.config.constructors import Constructor
     from fednormec.results.reading import Run
 
 STOPPING = "stopping after this round; Ctrl-C again stops at once."
@@ -22,6 +22,12 @@ def print_end(summary: dict[str, Any], as_json: bool) -> None:
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
 
 
+def tell(notes: Iterable[str]) -> None:
+    """Note each of these sentences on stderr."""
+    for sentence in notes:
+        note(sentence)
+
+
 def tell_problems(found: "list[Run]") -> None:
     """Note on stderr what is wrong with the folders of these runs."""
     for run in found:
@@ -29,10 +35,9 @@ def tell_problems(found: "list[Run]") -> None:
             note(f"{run.title}: {problem}.")
 
 
-def constructor(build: Callable[..., Any], skip: int) -> dict[str, Any]:
-    """The settings of a method or model, without the first `skip` parameters, and what it is about."""
-    parameters = list(inspect.signature(build).parameters.items())[skip:]
-    return {"settings": {name: p.default for name, p in parameters}, "about": (build.__doc__ or "").splitlines()[0]}
+def constructor(named: "Constructor") -> dict[str, Any]:
+    """The settings of a method or model, and what it is about."""
+    return {"settings": {name: p.default for name, p in named.parameters.items()}, "about": named.about}
 
 
 def print_rows(rows: dict[str, dict[str, Any]], as_json: bool) -> None:

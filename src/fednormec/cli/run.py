@@ -12,13 +12,16 @@ from fednormec.errors import UserError, known
 ENGINES = ("threads", "ray")
 HELP = """Train a model across clients. Without CONFIG: the built-in quickstart on real data.
 
+Where --set chooses another method, model, partition or source, it keeps the settings that this one takes too, and notes
+which it drops.
+
 \b
 Examples:
   fednormec run
   fednormec run my.toml --out runs/first
   fednormec run --set run.rounds=50 --set method.beta=0.05
   fednormec run --set data.source=mydata.npz --set data.clients=50
-  fednormec run --set method.name=clip21 --set method.tau=0.5
+  fednormec run --set method.name=dp_fed_avg_clip --set method.tau=0.5
   fednormec run --set privacy.epsilon=1                     calibrated to another budget
   fednormec run --set privacy.noise_std=2                   your own noise; its true ε is reported
   fednormec run --not-private --set method.name=fed_avg     no noise, nothing protected
@@ -81,11 +84,11 @@ def run(
                                 "--not-private and --plan out.")  # fmt: skip
             done = go_on(Path(resume), quiet, (), tensorboard, profile, stop, site, workers)
         else:
-            name, asked = read_config(config, overrides, not_private, THEORY if plan else None)
+            asked = read_config(config, overrides, not_private, THEORY if plan else None)
             where = None if out is None else Path(out)
             done = perform(
-                asked, name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop, site=site,
-                workers=workers,
+                asked.config, asked.name, where, quiet, plan, tensorboard=tensorboard, profile=profile, stop=stop,
+                site=site, workers=workers, notes=asked.dropped,
             )  # fmt: skip
         summary = with_report(done)
     print_end(summary, as_json)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fednormec.cli.options import AsJson, ConfigPath, NotPrivate, Overrides, Quiet, crew
+from fednormec.cli.printing import tell
 from fednormec.errors import UserError, visible
 
 HELP = """Run every combination of some settings and rank them.
@@ -45,16 +46,16 @@ def sweep(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    from fednormec.config.schema import overridden, read
+    from fednormec.config.schema import overridden, read_saying
     from fednormec.config.settings import QUICKSTART
     from fednormec.files import to_json
     from fednormec.runs.progress import tallied
-    from fednormec.sweeps.grid import grid
+    from fednormec.sweeps.grid import dropped, grid
     from fednormec.sweeps.ranking import check_settings, facts, line, text
     from fednormec.sweeps.ranking import sweep as run_sweep
 
     source = QUICKSTART if config is None else Path(config)
-    asked = read(source, overrides or [], sweep=True)
+    asked, notes = read_saying(source, overrides or [], sweep=True)
     axes: dict[str, Any] = asked.pop("sweep", {})
     for one in over or []:
         section, key, value = overridden(one, "--over", "method.beta=[0.01,0.1]")
@@ -62,15 +63,17 @@ def sweep(
     if not_private:
         asked.pop("privacy", None)
     cells = grid(asked, axes)
+    notes = [] if quiet else [*notes, *dropped(asked, axes)]
     if not_private and any("privacy" in cell.config for cell in cells):
         raise UserError("--not-private drops [privacy], but the sweep is over settings of it: leave one of them out.")
     if only_list:
         check_settings(cells)
+        tell(notes)
         print("\n".join(visible(cell.name) for cell in cells))
         return
     folder = Path("sweeps") / source.stem if out is None else Path(out)
-    with tallied(len(cells), line, quiet) as tell:
-        done = run_sweep(cells, folder, crew(workers), metric, tell)
+    with tallied(len(cells), line, quiet) as news:
+        done = run_sweep(cells, folder, crew(workers), metric, news, notes)
     print(to_json(facts(done)) if as_json else text(done))
     if len(done.failed) == len(cells):
         raise UserError(f"every cell failed; the first: {done.failed[0].error}")

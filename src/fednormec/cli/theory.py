@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fednormec.cli.options import AsJson, NotPrivate, Overrides, read_config
+from fednormec.cli.printing import tell
 from fednormec.errors import UserError, visible, visible_lines
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def theory(
     from fednormec.runs.progress import counted
     from fednormec.theory.answer import answer, with_plan
 
-    _, asked = read_config(config, overrides, not_private, THEORY)
+    asked = read_config(config, overrides, not_private, THEORY)
     with counted("planning", as_json):
-        found = answer(asked)
+        found = answer(asked.config)
         if plot is not None:
             from fednormec.drawing import require_drawable
             from fednormec.theory.plots import bound_against_rounds_and_epsilon
@@ -56,7 +57,8 @@ def theory(
             require_drawable(Path(plot))  # the curves take seconds
             bound_against_rounds_and_epsilon(trade_off(found), Path(plot))
     if write is not None:
-        _write_config(Path(write), with_plan(asked, found))
+        _write_config(Path(write), with_plan(asked.config, found))
+    tell(asked.dropped)
     if as_json:
         print(to_json(found.facts()))
         return

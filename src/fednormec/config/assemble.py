@@ -82,9 +82,16 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
         folder: what files of the user's own code are relative to.
     """
     algorithm, participation, privacy, run, resolved = rules(config)
-    load = Loading(folder)
-    made = _problem(config, resolved, run, data, load)
-    problem = made.problem
+    load, loaded = Loading(folder), list[Loaded]()
+
+    def from_settings() -> FederatedData:
+        if data is not None:
+            return data
+        loaded.append(federated_data(config, resolved, run.seed, load))
+        return loaded[0].data
+
+    table = problems(config, resolved, run, from_settings, load)
+    problem: Problem = _choose(config, resolved, "problem", table)()
     if load.files:
         resolved["code"] = dict(load.files)
     if "code" in config:
@@ -98,7 +105,9 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
         algorithm = _with_faults(algorithm, Faults(**resolved["faults"]), problem.num_clients, run.seed)
     in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
     unused = tuple(name for name in config if name not in resolved)
-    return Experiment(problem, algorithm, participation, privacy, run, in_order, unused, made.data)
+    return Experiment(
+        problem, algorithm, participation, privacy, run, in_order, unused, loaded[0].digest if loaded else None
+    )
 
 
 def rules(config: Config) -> Rules:
@@ -159,22 +168,19 @@ def _with_faults(algorithm: Algorithm, faults: Faults, num_clients: int, seed: i
     return algorithm._replace(local=local, prime=prime)
 
 
-class _Made(NamedTuple):
-    """Problem, and the digest of its data where code of the user's loaded them."""
+def problems(
+    config: Config, resolved: Config, run: RunSettings, data: Callable[[], FederatedData], load: Loading
+) -> Table:
+    """Returns the constructors that [problem] can name, for this config.
 
-    problem: Problem
-    data: str | None
-
-
-def _problem(config: Config, resolved: Config, run: RunSettings, given: FederatedData | None, load: Loading) -> _Made:
+    Args:
+        config: the sections of the config.
+        resolved: what was resolved before.
+        run: settings of [run].
+        data: returns the clients' data.
+        load: loads code of the user's.
+    """
     dtype, device = getattr(torch, run.dtype), _device(run.device)
-    loaded: list[Loaded] = []
-
-    def data() -> FederatedData:
-        if given is not None:
-            return given
-        loaded.append(federated_data(config, resolved, run.seed, load))
-        return loaded[0].data
 
     def quadratic(
         clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
@@ -188,7 +194,7 @@ def _problem(config: Config, resolved: Config, run: RunSettings, given: Federate
     def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
         all_data = data()
         pairs = [_two_classes(examples, positive, dtype, device) for examples in all_data.clients]
-        if given is None and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
+        if len(pairs) > 1 and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
             raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
         test = None if all_data.test is None else _two_classes(all_data.test, positive, dtype, device)
         features, labels = [a for a, _ in pairs], [y for _, y in pairs]
@@ -213,9 +219,7 @@ def _problem(config: Config, resolved: Config, run: RunSettings, given: Federate
                 loss_examples=loss_examples,
             )  # fmt: skip
 
-    table: Table = {"neural": neural, "logistic": logistic, "quadratic": quadratic}
-    problem: Problem = _choose(config, resolved, "problem", table)()
-    return _Made(problem, loaded[0].digest if loaded else None)
+    return {"neural": neural, "logistic": logistic, "quadratic": quadratic}
 
 
 def _model(

@@ -1,15 +1,13 @@
 """Strict TOML: a section names a constructor and gives its arguments; an unknown key is an error."""
 
-import inspect
 import re
 import tomllib
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
-from fednormec.config.settings import DATA_SETTINGS, DEFAULT_NAMES, SECTIONS, DataSettings
-from fednormec.data.names import BUILT_IN, built_in_name
+from fednormec.config.settings import DEFAULT_NAMES, SECTIONS, DataSettings
+from fednormec.config.signatures import parameters, typed
 from fednormec.errors import UserError, known, visible
 
 Section = dict[str, Any]
@@ -26,11 +24,28 @@ class Call(NamedTuple):
         return self.build(*given, **self.arguments)
 
 
+class Changed(NamedTuple):
+    """Config with some settings changed.
+
+    Attributes:
+        config: the sections.
+        dropped: in a sentence each, the settings that a constructor of another name does not take.
+    """
+
+    config: Config
+    dropped: list[str]
+
+
 def read(path: str | Path, overrides: Iterable[str] = (), sweep: bool = False) -> Config:
     """Returns the sections of a TOML file with `section.key=value` overrides applied; their content is not yet checked.
 
     A section [sweep], which `fednormec.sweeps.grid` understands, is allowed only with `sweep`.
     """
+    return read_saying(path, overrides, sweep).config
+
+
+def read_saying(path: str | Path, overrides: Iterable[str] = (), sweep: bool = False) -> Changed:
+    """Returns what `read` does, and which settings of the file the overrides drop."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -47,18 +62,17 @@ def read(path: str | Path, overrides: Iterable[str] = (), sweep: bool = False) -
         known("section", name, [*SECTIONS, "sweep"] if sweep else SECTIONS)
         if not isinstance(section, dict):
             raise UserError(f"'{name}' is a section: write [{name}] and its settings below, not {name} = {section!r}.")
-    for section, key, value in sorted((overridden(text) for text in overrides), key=_choices_first):
-        _set(config, section, key, value)
-    return config
+    return _with(config, map(overridden, overrides), "--set")
 
 
 def changed(config: Config, settings: Mapping[str, Any]) -> Config:
     """Returns a copy of the config with some settings changed, each named section.key, as --set would."""
-    copied = {name: dict(section) for name, section in config.items()}
-    split = [(*_setting(name), value) for name, value in settings.items()]
-    for section, key, value in sorted(split, key=_choices_first):
-        _set(copied, section, key, value)
-    return copied
+    return changed_saying(config, settings, "").config
+
+
+def changed_saying(config: Config, settings: Mapping[str, Any], option: str) -> Changed:
+    """Returns what `changed` does, and which settings of the config that drops; the sentences begin with `option`."""
+    return _with(config, ((*_setting(name), value) for name, value in settings.items()), option)
 
 
 def overridden(text: str, option: str = "--set", example: str = "method.beta=0.1") -> tuple[str, str, Any]:
@@ -87,9 +101,20 @@ def dump(config: Mapping[str, Section]) -> str:
     """Returns the config as TOML; reading it back gives the same run."""
     parts = []
     for name, section in config.items():
-        lines = [f"{_key(key)} = {_toml(value)}" for key, value in section.items() if value is not None]
+        lines = [f"{_key(key)} = {as_toml(value)}" for key, value in section.items() if value is not None]
         parts.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(parts) + "\n"
+
+
+def as_toml(value: Any) -> str:
+    """Returns a value as TOML spells it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{"".join(map(_escaped, value))}"'
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(as_toml(item) for item in value)}]"
+    return repr(value)
 
 
 def choose(section: str, settings: Section, table: Mapping[str, Callable[..., Any]], given: int = 0) -> Call:
@@ -117,29 +142,18 @@ def check(
         given: number of first parameters that the program supplies.
         beside: keys of the section that are not `build`'s and were looked at before.
     """
-    parameters = _parameters(where, build, given)
-    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    taken = parameters(build, given, where)
     for key in settings:
-        known(f"setting in {where}", key, [*parameters, *beside])
+        known(f"setting in {where}", key, [*taken, *beside])
     arguments = {}
-    for key, parameter in parameters.items():
+    for key, parameter in taken.items():
         if key in settings:
-            arguments[key] = _typed(f"{where}: {key}", settings[key], hints.get(key, Any))
-        elif parameter.default is inspect.Parameter.empty:
+            arguments[key] = typed(f"{where}: {key}", settings[key], parameter.hint)
+        elif parameter.required:
             raise UserError(f"{where} needs the setting '{key}'.")
         else:
             arguments[key] = parameter.default
     return arguments
-
-
-def _parameters(where: str, build: Callable[..., Any], given: int) -> dict[str, inspect.Parameter]:
-    """Returns the parameters that a config can set; the program supplies the first `given`."""
-    single = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    every = list(inspect.signature(build).parameters.values())
-    first, rest = every[:given], every[given:]
-    if len(first) < given or any(p.kind not in single for p in first):
-        raise UserError(f"{where} must take {given} arguments before its own settings, and not as *args.")
-    return {p.name: p for p in rest if p.kind in single}
 
 
 def _setting(name: str) -> tuple[str, str]:
@@ -148,34 +162,57 @@ def _setting(name: str) -> tuple[str, str]:
     return section, key
 
 
-def _choices_first(override: tuple[str, str, Any]) -> int:
-    """Returns a sort key: what chooses a constructor goes before its arguments, in whichever order they were given."""
-    return {"name": 0, "source": 0, "partition": 1, "noise_std": 1}.get(override[1], 2)
+def _with(config: Config, settings: Iterable[tuple[str, str, Any]], option: str) -> Changed:
+    """Returns a copy of the config with these settings; a constructor of another name keeps all that it takes, too."""
+    new = {name: dict(section) for name, section in config.items()}
+    given: Config = {}
+    for section, key, value in sorted(settings, key=_choices_first):
+        given.setdefault(section, {})[key] = value
+    dropped = []
+    for section, own in given.items():
+        kept, sentence = _kept(section, new.get(section, {}), own, option)
+        new[section] = kept | own
+        dropped += [sentence] if sentence else []
+    return Changed(new, dropped)
 
 
-def _set(config: Config, section: str, key: str, value: Any) -> None:
-    """Sets one value; if it chooses another constructor, drops the old one's arguments, which do not apply."""
-    settings = config.setdefault(section, {})
-    if key == "name" and value != settings.get("name", DEFAULT_NAMES.get(section)):
-        settings.clear()
-    elif (section, key) == ("data", "source"):
-        kept = _kept_from(settings.get("source", DataSettings.source), value, settings)
-        config[section] = settings = {k: v for k, v in settings.items() if k in kept}
-    elif (section, key) == ("data", "partition") and value != settings.get("partition"):
-        config[section] = settings = {k: v for k, v in settings.items() if k in DATA_SETTINGS}
-    elif (section, key) == ("privacy", "noise_std"):  # replaces epsilon, unless that is set with it
-        settings.pop("epsilon", None)
-    settings[key] = value
+def _choices_first(override: tuple[str, str, Any]) -> bool:
+    """Returns a sort key: what chooses a constructor stands before its arguments, whichever was given first."""
+    section, key, _ = override
+    return key not in _choices(section)
 
 
-def _kept_from(old: Any, new: Any, settings: Section) -> set[str]:
-    """Returns the settings of [data] that still apply when its source changes."""
-    built_in = [built_in_name(source) in BUILT_IN for source in (old, new)]
-    if built_in_name(old) == built_in_name(new) or not any(built_in):  # from one file to another the partition stays
-        return set(settings)
-    if all(built_in) and not settings.get("pool"):  # one brings a test set, another does not
-        return set(settings) - {"test_fraction", "classes"}
-    return set(settings) if all(built_in) else set()
+def _choices(section: str) -> tuple[str, ...]:
+    """Returns the keys of a section that choose which other keys it has."""
+    return {"data": ("source", "partition"), "method": ("name", "bound")}.get(section, ("name",))
+
+
+def _kept(section: str, old: Section, given: Section, option: str) -> tuple[Section, str]:
+    """Returns what stays of a section when `given` is set, and in a sentence what does not; "" if all stays."""
+    if section == "privacy" and "noise_std" in given:  # replaces epsilon, unless that is set with it
+        return {key: value for key, value in old.items() if key != "epsilon"}, ""
+    chosen = {key: given[key] for key in _choices(section) if key in given and given[key] != _chosen(section, old, key)}
+    if not old or not chosen:
+        return old, ""
+    from fednormec.config.keeping import lost  # knows all constructors, and so imports all of them
+
+    keys, why = lost(section, old, given)
+    kept = {key: value for key, value in old.items() if key not in keys}
+    return kept, _said(option, section, chosen, keys, why) if keys else ""
+
+
+def _said(option: str, section: str, chosen: Section, keys: list[str], why: str) -> str:
+    """Returns which settings a choice drops, in a sentence."""
+    choices = " ".join(f"{option} {section}.{key}={value}" for key, value in chosen.items())
+    *others, last = (f"{section}.{key}" for key in keys)
+    names = f"{', '.join(others)} and {last}" if others else last
+    chooser = " with ".join(str(value) for value in chosen.values())
+    return f"{choices} drops {names}, which {chooser} does not take{f': {why}' if why else ''}."
+
+
+def _chosen(section: str, settings: Section, key: str) -> Any:
+    default = DEFAULT_NAMES.get(section) if key == "name" else DataSettings.source if key == "source" else None
+    return settings.get(key, default)
 
 
 class _TooLarge(ValueError):
@@ -199,44 +236,8 @@ def _too_large(value: Any) -> bool:
     return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
-def _typed(where: str, value: Any, hint: Any) -> Any:
-    """Returns the value in the hinted type.
-
-    Whole numbers pass as floats, lists as sequences; nothing else is converted.
-    """
-    if hint is Any:
-        return value
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _typed(where, value, next(a for a in args if a is not type(None)))
-    if origin is Literal:
-        if value not in args:
-            raise UserError(f"{where} must be {' or '.join(repr(a) for a in args)}, not {value!r}.")
-        return value
-    if origin in (tuple, list) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
-        if not isinstance(value, list):
-            raise UserError(f"{where} must be a list, such as [64, 64], not {value!r}.")
-        return tuple(_typed(where, item, args[0]) for item in value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-        raise UserError(f"{where} must be {words.get(hint, hint)}, not {value!r}.")
-    return value
-
-
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{"".join(map(_escaped, value))}"'
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    return repr(value)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else as_toml(name)
 
 
 def _escaped(c: str) -> str:

@@ -84,6 +84,7 @@ def perform(
     stop: Callable[[], bool] = lambda: False,
     site: Site = HERE,
     workers: int | None = None,
+    notes: Sequence[str] = (),
 ) -> Summary:
     """Trains what the config describes and returns the summary that is also stored in the folder.
 
@@ -103,6 +104,7 @@ def perform(
         stop: asked after each round whether to stop there, fit to be resumed.
         site: where the problem and the clients are.
         workers: overrides run.workers.
+        notes: what to say about the config when it has been checked, unless `quiet`.
     """
     if tensorboard:
         require_tensorboard()
@@ -118,8 +120,9 @@ def perform(
         rounds = start(experiment, place_of(experiment, site.on, path), paying)
         with RunFolder.new(path, experiment.config, plan, data_digest(experiment)) as folder:
             paying.folder = folder
-            for section in () if quiet else experiment.unused:
-                note(f"this run has no use for [{section}].")
+            unused = [f"this run has no use for [{section}]." for section in experiment.unused]
+            for said in () if quiet else (*notes, *unused):
+                note(said)
             with _says_how_to_go_on(path, site.command):
                 watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, 0, observers)
                 run = _Run(experiment, folder, paying, site, watchers, stop, looking, None, plan, known)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fednormec.config.schema import Config, Section, changed
+from fednormec.config.schema import Config, Section, changed, changed_saying
 from fednormec.errors import UserError
 from fednormec.sweeps.pool import Cell, with_own_noise
 
@@ -24,15 +24,16 @@ def grid(config: Config, axes: Section) -> list[Cell]:
     An axis is a setting with a list of values, section.key = [...], or a free name with a list of tables, each of which
     sets several settings at once and may have a name of its own.
     """
-    lists = dict(_axes(axes))
-    if not lists:
-        raise UserError("there is nothing to sweep over: give [sweep] a setting with a list, such as "
-                        "method.beta = [0.01, 0.1], or use --over.")  # fmt: skip
-    cells = []
-    for choice in itertools.product(*lists.values()):
-        shown = dict(zip(lists, (option.shown for option in choice), strict=True))
-        cells.append(with_own_noise(Cell(file_name(shown), shown, changed(config, _settings(choice)))))
-    return cells
+    return [
+        with_own_noise(Cell(file_name(shown), shown, changed(config, settings)))
+        for shown, settings in _combinations(axes)
+    ]
+
+
+def dropped(config: Config, axes: Section) -> list[str]:
+    """Returns, in a sentence each, which settings of the config the cells of the grid drop; no sentence comes twice."""
+    said = (changed_saying(config, settings, "[sweep]").dropped for _, settings in _combinations(axes))
+    return list(dict.fromkeys(itertools.chain.from_iterable(said)))
 
 
 def label(settings: Mapping[str, Any]) -> str:
@@ -61,6 +62,16 @@ def plain(value: Any) -> str:
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return ("x".join(map(plain, value)) or "none") if isinstance(value, list) else str(value)
+
+
+def _combinations(axes: Section) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields what is shown of each combination, and what it sets."""
+    lists = dict(_axes(axes))
+    if not lists:
+        raise UserError("there is nothing to sweep over: give [sweep] a setting with a list, such as "
+                        "method.beta = [0.01, 0.1], or use --over.")  # fmt: skip
+    for choice in itertools.product(*lists.values()):
+        yield dict(zip(lists, (option.shown for option in choice), strict=True)), _settings(choice)
 
 
 def _axes(section: Section) -> Iterator[tuple[str, list[_Option]]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fednormec.config.schema import Config, dump
 from fednormec.engine.figures import TEST, by_importance, figure_of, may_be_public
-from fednormec.errors import UserError, known, visible
+from fednormec.errors import UserError, known, note, visible
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.results.groups import Spread, spread_of
 from fednormec.results.reading import number
@@ -75,6 +75,7 @@ def sweep(
     workers: int,
     metric: str | None = None,
     tell: Callable[[News[Outcome]], None] = lambda news: None,
+    notes: Sequence[str] = (),
 ) -> Sweep:
     """Runs the cells, those of an earlier command excepted, and leaves table.csv, table.md and best.toml in the folder.
 
@@ -86,8 +87,11 @@ def sweep(
         workers: number of worker processes.
         metric: what they are ranked by; by default the last test accuracy, without a test set the last training loss.
         tell: called with news of rounds and of cells that ended.
+        notes: what to say about the config when all cells have been checked.
     """
     _check_all(cells, metric)
+    for said in notes:
+        note(said)
     outcomes = run_all(cells, folder, workers, tell)
     metric = metric or _default_metric(outcomes)
     rows = _ranked(outcomes, metric)
