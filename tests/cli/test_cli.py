@@ -33,8 +33,8 @@ LINE = re.compile(r"round (\d+)/(\d+)  [\d.]+ (?:rounds/s|s/round)  ETA \d+ s  l
 X = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
 Y = np.arange(24) % 3
 COMMANDS = [
-    "run", "sweep", "reproduce", "config", "privacy", "theory", "audit", "compare", "report", "methods", "models",
-    "data", "federation",
+    "run", "sweep", "reproduce", "config", "settings", "privacy", "theory", "audit", "compare", "report", "methods",
+    "models", "data", "federation",
 ]  # fmt: skip
 
 
@@ -442,7 +442,7 @@ finally:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["config", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["settings", "--help"], ["--version"]])
 def test_help_answers_without_torch(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -39,7 +39,7 @@ def fed_normec(
         local: local operator T_i.
         alpha: smoothing of the normalisation.
         beta: factor with which a message enters the memories.
-        server_step: eta.
+        server_step: step of the server, eta.
         server_normalization: whether the server divides by ||v||.
         warmup_rounds: number of first rounds in which the server keeps x while the memories track P_i(x^0).
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
@@ -70,7 +70,7 @@ def alpha_normec(
     Args:
         alpha: smoothing of the normalisation.
         beta: factor with which a message enters the memories.
-        server_step: eta.
+        server_step: step of the server, eta.
         server_normalization: whether the server divides by ||v||.
         warmup_rounds: number of first rounds in which the server keeps x while the memories track the gradients at x^0.
         batch_size: number of examples in a mini-batch gradient; None: the full gradient.
@@ -95,7 +95,7 @@ def clip21(
 
     Args:
         tau: largest norm of a message.
-        server_step: eta.
+        server_step: step of the server, eta.
         batch_size: number of examples in a mini-batch gradient; None: the full gradient.
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
@@ -122,9 +122,9 @@ def clip21_sgd2m(
 
     Args:
         tau: largest norm of a message.
-        client_momentum: m.
-        server_momentum: b.
-        server_step: eta.
+        client_momentum: share m of the new gradient in a client's momentum, in (0, 1].
+        server_momentum: part b of a message that both memories take.
+        server_step: step of the server, eta.
         batch_size: number of examples in a mini-batch gradient; None: the full gradient.
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
@@ -147,7 +147,7 @@ def ef21(
 
     Args:
         k: number of coordinates that a message keeps.
-        server_step: eta.
+        server_step: step of the server, eta.
         batch_size: number of examples in a mini-batch gradient; None: the full gradient.
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories.
     """
@@ -171,7 +171,7 @@ def ef21_pp(
 
     Args:
         k: number of coordinates that a message keeps.
-        server_step: eta.
+        server_step: step of the server, eta.
         batch_size: number of examples in a mini-batch gradient; None: the full gradient.
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories.
     """
@@ -204,8 +204,8 @@ def ef21_sgdm(
         tau: largest norm of a message, for "clip" and "normalize"; None: 1.
         alpha: smoothing, for "normalize"; None: 0.01.
         k: number of coordinates that a message keeps, for "top_k"; None: 10.
-        client_momentum: m, in (0, 1].
-        server_step: eta.
+        client_momentum: share m of the new update in a client's momentum, in (0, 1].
+        server_step: step of the server, eta.
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories; never private.
     """
     return feedback(
@@ -267,8 +267,8 @@ def econtrol(
         tau: largest norm of a message, for "clip" and "normalize"; None: 1.
         alpha: smoothing, for "normalize"; None: 0.01.
         k: number of coordinates that a message keeps, for "top_k"; None: 10.
-        error_weight: w, in [0, 1]; 0 is EF21.
-        server_step: eta.
+        error_weight: weight w of the error so far in a message, in [0, 1]; 0 is EF21.
+        server_step: step of the server, eta.
     """
     return error_control(
         "EControl", local, _bound(bound, tau, alpha, k), error_weight=error_weight, server_step=server_step
@@ -300,9 +300,9 @@ def centred(
         alpha: smoothing, for "normalize"; None: beta tau, with which v takes off a small deviation in one round. Below
             half of that v overshoots where clients agree.
         beta: factor with which the mean message enters the memory.
-        server_step: eta.
-        leak: l, in (0, 1]; None: clients keep nothing.
-        deviation_step: a, with a leak; None: beta.
+        server_step: step of the server, eta.
+        leak: share l of its memory that a client forgets per round, in (0, 1]; None: clients keep nothing.
+        deviation_step: factor a with which a message enters the client's memory, with a leak; None: beta.
     """
     one_of("bound", bound, ("normalize", "clip"))
     if bound == "normalize" and alpha is None:
@@ -320,7 +320,7 @@ def fed_avg(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
 
     Args:
         local: local operator T_i.
-        server_step: eta.
+        server_step: step of the server, eta.
     """
     return averaging("FedAvg", local, identity(), server_step=server_step)
 
@@ -333,7 +333,7 @@ def dp_fed_avg_clip(local: LocalUpdate, *, tau: float = 1.0, server_step: float 
     Args:
         local: local operator T_i.
         tau: largest norm of a message.
-        server_step: eta.
+        server_step: step of the server, eta.
     """
     return averaging("DP-FedAvg (clip)", local, clip(tau), server_step=server_step)
 
@@ -354,7 +354,7 @@ def dp_fed_avg_normalized(
         local: local operator T_i.
         alpha: smoothing of the normalisation.
         beta: largest norm of a message.
-        server_step: eta.
+        server_step: step of the server, eta.
         bounded: "displacement", or "update": normalises P_i = (x - T_i(x))/gamma instead, as Fed-alpha-NormEC does,
             only without its memory.
     """
@@ -372,7 +372,7 @@ def scaffold(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
 
     Args:
         local: local operator T_i.
-        server_step: eta.
+        server_step: step of the server, eta.
     """
     return control_variates("SCAFFOLD", local, identity(), server_step=server_step)
 
@@ -386,7 +386,7 @@ def dp_scaffold(local: LocalUpdate, *, tau: float = 1.0, server_step: float = 1.
     Args:
         local: local operator T_i.
         tau: largest norm of a message, both halves together.
-        server_step: eta.
+        server_step: step of the server, eta.
     """
     return control_variates("DP-SCAFFOLD", local, clip(tau), server_step=server_step)
 

@@ -24,6 +24,7 @@ from fednormec.cli import (
     report,
     reproduce,
     run,
+    settings,
     sweep,
     theory,
 )
@@ -42,6 +43,7 @@ app.command(help=run.HELP, cls=Command)(run.run)
 app.command(help=sweep.HELP, cls=Command)(sweep.sweep)
 app.command(help=reproduce.HELP, cls=Command)(reproduce.reproduce)
 app.command(help=config.HELP, cls=Command)(config.config)
+app.command(help=settings.HELP, cls=Command)(settings.settings)
 app.command(help=privacy.HELP, cls=Command)(privacy.privacy)
 app.command(help=theory.HELP, cls=Command)(theory.theory)
 app.command(help=audit.HELP, cls=Command)(audit.audit)

@@ -13,7 +13,7 @@ ENGINES = ("threads", "ray")
 HELP = """Train a model across clients. Without CONFIG: the built-in quickstart on real data.
 
 Where --set chooses another method, model, partition or source, it keeps the settings that this one takes too, and notes
-which it drops.
+which it drops. `fednormec settings` lists what there is.
 
 \b
 Examples:

@@ -185,6 +185,15 @@ def problems(
     def quadratic(
         clients: int = 20, dim: int = 20, parts: int = 1, heterogeneity: float = 1.0, condition: float = 10.0
     ) -> Problem:
+        """Random quadratic losses, of which the theory knows every constant. [data] and [model] have no use.
+
+        Args:
+            clients: number of clients.
+            dim: number of parameters.
+            parts: number of components of each client's loss.
+            heterogeneity: how far clients' minimisers and curvatures lie apart; 0: all clients have the same loss.
+            condition: largest condition number of a curvature, at least 1.
+        """
         with _sizes_from_the_config("problem"):
             problem = random_quadratic(
                 clients, dim, parts=parts, heterogeneity=heterogeneity, condition=condition, seed=run.seed, dtype=dtype
@@ -192,6 +201,12 @@ def problems(
         return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
 
     def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
+        """Logistic regression between two classes of the data, with a non-convex regulariser. [model] has no use.
+
+        Args:
+            regularizer: weight of the regulariser, the sum of w^2/(1 + w^2) over all coordinates; zero or positive.
+            positive: labels of the positive class; all others are the negative one.
+        """
         all_data = data()
         pairs = [_two_classes(examples, positive, dtype, device) for examples in all_data.clients]
         if len(pairs) > 1 and len({sign for _, y in pairs for sign in y.tolist()}) < 2:
@@ -208,6 +223,21 @@ def problems(
         statistics: Literal["batch", "training"] = "batch",
         loss_examples: int | None = None,
     ) -> Problem:
+        """Neural network: the model that [model] names, on the data.
+
+        Args:
+            loss: what is minimised: "cross_entropy", "binary_cross_entropy", "mse", "huber", or a function of your own,
+                file.py:function, of outputs and targets, that returns the loss of each example.
+            metrics: what is measured on the test set: "accuracy", "auc", "mae", "rmse", "top5", or functions of your
+                own, file.py:function; None: what fits the loss.
+            vectorize: how the gradients of several clients are computed: in one pass over all their examples
+                ("layers"), in one vectorised call ("vmap"), one client after another ("loop"), or the first of these
+                that fits ("auto").
+            tile: number of clients that are computed at once; None: by the sizes of model and data.
+            statistics: by what batch normalisation normalises in an evaluation: the statistics of the "batch" at hand,
+                or those of the clients' "training" examples, which makes all figures not private.
+            loss_examples: number of examples of each client, the first it has, that an evaluation looks at; None: all.
+        """
         losses = load(loss, "problem.loss") if is_own(loss) else loss_named(loss)
         named = None if metrics is None else [load(m, "problem.metrics") if is_own(m) else m for m in metrics]
         all_data = data()

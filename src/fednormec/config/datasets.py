@@ -224,22 +224,40 @@ def _drawn(what: str, index: np.ndarray, count: int | None, seed: int) -> np.nda
 
 
 def _deal_iid(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20) -> Parts:
+    """Deals the shuffled examples out in equal parts: every client sees the same distribution.
+
+    Args:
+        clients: number of clients.
+    """
     return iid(len(labels), clients, rng)
 
 
 def _deal_dirichlet(
     labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20, concentration: float = 0.5
 ) -> Parts:
+    """Deals out unlike data: each class is spread over the clients in shares that follow a Dirichlet law.
+
+    Args:
+        clients: number of clients.
+        concentration: a small one gives each class to a few clients, a large one approaches iid.
+    """
     return dirichlet(labels, clients, concentration, rng)
 
 
 def _deal_shards(
     labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator, clients: int = 20, shards_per_client: int = 2
 ) -> Parts:
+    """Deals out unlike data: sorted by label and cut into shards, of which each client gets a few.
+
+    Args:
+        clients: number of clients.
+        shards_per_client: number of shards of each client, about as many as it has labels.
+    """
     return shards(labels, clients, shards_per_client, rng)
 
 
 def _deal_by_ids(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator) -> Parts:
+    """Gives each client the examples that the data name it for (the key client of a .npz file)."""
     if ids is None:
         raise UserError("partition = 'by_ids' needs data that name a client for each example (the key 'client').")
     return by_ids(ids)

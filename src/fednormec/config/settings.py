@@ -9,10 +9,22 @@ from fednormec.errors import UserError, at_least_one, non_negative, positive
 
 QUICKSTART = Path(__file__).with_name("quickstart.toml")
 THEORY = Path(__file__).with_name("theory.toml")
-SECTIONS = (
-    "problem", "data", "model", "local", "method", "participation", "privacy", "constants", "faults", "federation",
-    "run", "code",
-)  # fmt: skip
+PURPOSES = {
+    "problem": "what is minimised: the clients' losses",
+    "data": "where the examples come from, and which client has which",
+    "model": "the model that the problem neural trains",
+    "local": "how a client computes its update",
+    "method": "what clients send, and what the server makes of it",
+    "participation": "who takes part in a round",
+    "privacy": "noise and its accounting; without it nothing is protected",
+    "constants": "constants for the theory, each in place of the computed one",
+    "faults": "clients that break on purpose, in simulations",
+    "federation": "who takes part where clients are other people's machines",
+    "run": "how long, from which seed, on what machine",
+    "code": "digests of the files of your own code, written by the program",
+}
+SECTIONS = tuple(PURPOSES)
+SWEEP = "lists of values, SECTION.KEY = [...], for fednormec sweep"
 DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
 
 
@@ -21,13 +33,14 @@ class DataSettings:
     """Settings of [data]; the partition's own settings stand beside them.
 
     Attributes:
-        source: where the examples come from: a built-in set, a file or a folder.
-        partition: how the examples are dealt out to clients.
+        source: where the examples come from: a built-in set (digits, cifar10, fashion_mnist), a file, a folder, or a
+            function of your own, file.py:function.
+        partition: how the examples are dealt out to clients; None: by_ids where the data name their clients, else iid.
         pool: whether a source's training and test set are put together before `test_fraction` is set aside.
         test_fraction: fraction set aside for the test: of all examples together or, where the data name their clients,
-            of each client's own.
-        examples: number of examples that are drawn of what there is then to train on.
-        test_examples: number of examples that are drawn of what there is then to test with.
+            of each client's own. None: 0 if the source brings a test set, else 0.2, and 0.1 with `pool`.
+        examples: number of examples that are drawn of what there is then to train on; None: all.
+        test_examples: number of examples that are drawn of what there is then to test with; None: all.
         classes: number of classes, which is public; if left out, the largest label says it.
         inputs: kind of the numbers in x: "numbers", or "tokens", whole numbers that name something, such as words.
         targets: kind of the numbers in y: "classes" or "values"; by default what the loss compares with.
@@ -49,6 +62,16 @@ class RunSettings:
     """Settings of [run]: how long, from which seed, on what.
 
     Attributes:
+        rounds: number of rounds.
+        seed: seed of all randomness but secure noise.
+        evaluate_every: number of rounds between evaluations of the model; None: 20 to 39 evaluations, fewer if
+            they would take more than about 5 % of the time, but at least five.
+        dtype: type of all numbers that are computed with.
+        device: where to compute, as torch calls it, such as cpu or cuda.
+        workers: number of threads; None: one per core.
+        chunk_size: number of clients that a thread takes at a time; None: one tile.
+        memories: where the clients' memories are stored: in memory, or in a file of the run folder, for more of them
+            than the machine has memory for.
         checkpoint_rounds: number of rounds after which a checkpoint is written. By default, with secure randomness,
             that is every round, since a round that must be drawn again is one more release.
         checkpoint_seconds: a checkpoint is also written when this time has passed since the last (inf: never for that
@@ -80,7 +103,19 @@ DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
 
 @dataclass(frozen=True)
 class GivenConstants:
-    """Constants that a config gives, each in place of the computed one."""
+    """Constants that a config gives, each in place of the computed one. They hold near the start x^0.
+
+    Attributes:
+        smoothness: L, of every component f_{i,j} (with full local gradients: of every f_i).
+        gap: f(x^0) - f^inf.
+        gradient_norm: ||grad f(x^0)||, what a guarantee must be below to say anything; too large is not safe.
+        client_norm: max_i ||grad f_i(x^0)||.
+        clients: number of clients M; too many would not be safe.
+        dim: number of parameters d.
+        heterogeneity: f^inf - mean_i f_i^inf; matters with several local steps.
+        component_norm: max_i mean_j ||grad f_{i,j}(x^0)||; matters with incremental gradients only.
+        component_heterogeneity: f^inf - mean_i mean_j f_{i,j}^inf; matters with incremental gradients only.
+    """
 
     smoothness: float | None = None
     gap: float | None = None

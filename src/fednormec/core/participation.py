@@ -112,7 +112,8 @@ def fixed_size(m: int, idle: Idle = "advance") -> Participation:
 
     Args:
         m: number of clients that send.
-        idle: "advance" or "sleep", as in `poisson`.
+        idle: "advance": who is not drawn computes and moves its memory all the same. "sleep": only drawn clients
+            compute, as in `poisson`.
     """
     one_of("idle", idle, ("advance", "sleep"))
     at_least_one("the size of a cohort", m)

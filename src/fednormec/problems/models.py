@@ -70,7 +70,7 @@ def small_cnn(
         input_shape: shape of one example (channels, height, width).
         outputs: number of outputs: of classes, or of values to predict.
         channels: number of channels of each stage.
-        norm: "group" or "none".
+        norm: normalisation after each convolution, "group" or "none".
         halving: "pool", or "stride": convolutions that take every second pixel instead of pooling, several times faster
             and a little less accurate.
     """
@@ -99,7 +99,7 @@ def resnet20(input_shape: Sequence[int], outputs: int, norm: str = "group") -> n
     Args:
         input_shape: shape of one example (channels, height, width).
         outputs: number of outputs: of classes, or of values to predict.
-        norm: "group" or "batch".
+        norm: normalisation after each convolution, "group" or "batch".
     """
     norms = _check_norm(norm, {"group": _group_norm, "batch": _batch_norm})
     depth, _, _ = _check_image("resnet20", input_shape, shortest=_SHORTEST_RESNET_SIDE)
