@@ -154,7 +154,7 @@ def test_json_has_the_part_that_is_asked_for(fednormec_: Command, listed: dict[s
     ("arguments", "message"),
     [
         (["runn"], "unknown section 'runn'; did you mean 'run'?"),
-        (["optimizer"], "unknown section 'optimizer'; there are: problem, data, model"),
+        (["optimizer"], "unknown section 'optimizer'; there are: problem, data, features, model"),
         (["method", "fed_normek"], "unknown method 'fed_normek'; did you mean 'fed_normec'?"),
         (["data", "dirichlett"], "unknown partition 'dirichlett'; did you mean 'dirichlet'?"),
         (["local", "adam"], "unknown local 'adam'; there are: gd, ig, sgd."),

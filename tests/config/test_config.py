@@ -270,7 +270,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         name: {"test_fraction": float, "targets": Literal["classes", "values"]} | hints(build, 3)
         for name, build in PARTITIONS.items()
     },
-    "model": {name: hints(build, 2) for name, build in MODELS.items()},
+    "features": {"own.py:extract": {"size": int}},
+    "model": {name: {"trainable": list[str]} | hints(build, 2) for name, build in MODELS.items()},
     "local": {name: hints(build) for name, build in LOCALS.items()},
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},

@@ -57,13 +57,13 @@ def _sections() -> dict[str, Part]:
     from fednormec.algorithms.faults import Faults
     from fednormec.config.constructors import CONSTRUCTORS
     from fednormec.config.listing import settings_of
-    from fednormec.config.settings import PURPOSES, SWEEP, DataSettings, GivenConstants, RunSettings
+    from fednormec.config.settings import PURPOSES, SWEEP, DataSettings, GivenConstants, ModelSettings, RunSettings
     from fednormec.federation.agreement import FederationSettings
     from fednormec.privacy.mechanism import Privacy
 
     own = {
         "data": DataSettings, "privacy": Privacy, "constants": GivenConstants, "faults": Faults,
-        "federation": FederationSettings, "run": RunSettings,
+        "federation": FederationSettings, "model": ModelSettings, "run": RunSettings,
     }  # fmt: skip
     found = {}
     for section, purpose in PURPOSES.items():
@@ -85,7 +85,9 @@ def _with_choice(section: str, keys: "dict[str, Setting]", names: list[str]) -> 
     one_of = f"one of {', '.join(map(as_toml, names))}"
     if section == "data":
         return keys | {"partition": keys["partition"]._replace(type=one_of)}
-    return {"name": Setting(one_of, DEFAULT_NAMES[section], False, "which of these; each has settings of its own.")}
+    default = DEFAULT_NAMES.get(section)
+    meaning = "which of these; each has settings of its own."
+    return {"name": Setting(one_of, default, default is None, meaning), **keys}
 
 
 def _chosen(sections: dict[str, Part], section: str | None, name: str | None) -> dict[str, Part]:

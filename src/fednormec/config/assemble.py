@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,11 +16,12 @@ from fednormec.algorithms.faults import FAULTS, Faults, faulty
 from fednormec.algorithms.methods import METHODS
 from fednormec.config.datasets import Loaded, federated_data
 from fednormec.config.own import SECONDS, Loading, check_digests, is_own, require_agreed, within
-from fednormec.config.schema import Call, Config, check, choose
+from fednormec.config.schema import Call, Config, Section, check, choose
 from fednormec.config.settings import (
     DEFAULT_NAMES,
     SECTIONS,
     GivenConstants,
+    ModelSettings,
     RunSettings,
 )
 from fednormec.core.algorithm import Algorithm
@@ -29,6 +33,7 @@ from fednormec.data import (
     Examples,
     FederatedData,
 )
+from fednormec.data.features import FEATURES, Extractor, with_features
 from fednormec.engine.planning import evaluation_interval
 from fednormec.errors import UserError, known, require_room
 from fednormec.privacy.mechanism import Privacy
@@ -85,10 +90,10 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
     load, loaded = Loading(folder), list[Loaded]()
 
     def from_settings() -> FederatedData:
-        if data is not None:
-            return data
-        loaded.append(federated_data(config, resolved, run.seed, load))
-        return loaded[0].data
+        if data is None:
+            loaded.append(federated_data(config, resolved, run.seed, load))
+        found = loaded[0].data if data is None else data
+        return with_features(found, _extractor(config, resolved, load)) if "features" in config else found
 
     table = problems(config, resolved, run, from_settings, load)
     problem: Problem = _choose(config, resolved, "problem", table)()
@@ -258,7 +263,20 @@ def _model(
     """Builds the model: ours begins with numbers drawn from the seed, the user's with those it was given."""
     if data.kind.targets == "classes" and data.num_classes < 2:
         raise UserError(f"there must be at least 2 classes, got {data.num_classes}: check the labels of the data.")
-    settings = config.get("model", {})
+    for_all = [field.name for field in fields(ModelSettings)]
+    given = config.get("model", {})
+    of_all = check("[model]", {key: value for key, value in given.items() if key in for_all}, ModelSettings)
+    settings = {key: value for key, value in given.items() if key not in for_all}
+    model = _built(settings, resolved, data, seed, dtype, load)
+    if of_all["trainable"] is not None:
+        _freeze_but(model, of_all["trainable"])
+        resolved["model"] |= of_all
+    return model
+
+
+def _built(
+    settings: Section, resolved: Config, data: FederatedData, seed: int, dtype: torch.dtype, load: Loading
+) -> nn.Module:
     if is_own(settings.get("name")):
         name = settings["name"]
         code = load(name, "model.name")
@@ -271,7 +289,7 @@ def _model(
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} must return a torch.nn.Module, not {type(made).__name__}.")
         return made
-    build = _choose(config, resolved, "model", MODELS, given=2)
+    build = _choose({"model": settings}, resolved, "model", MODELS, given=2)
     with _sizes_from_the_config("model"):
         with torch.device("meta"):  # as large as it will be, without its numbers
             parameters = sum(p.numel() for p in build(data.input_shape, data.outputs).parameters())
@@ -280,6 +298,34 @@ def _model(
         model: nn.Module = build(data.input_shape, data.outputs)
     reset(model, generator(seed, "init"))
     return model
+
+
+def _freeze_but(model: nn.Module, trainable: Sequence[str]) -> None:
+    """Leaves those parameters to be trained whose names fit one of the patterns."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in trainable:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            raise UserError(f"[model] trainable: no parameter's name fits '{pattern}'; there are: {some}.")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trainable))
+
+
+def _extractor(config: Config, resolved: Config, load: Loading) -> Extractor:
+    """Returns what computes the features that [features] names: one of ours, or a function of the user's own."""
+    settings = config["features"]
+    name = str(settings.get("name"))
+    if not is_own(name):
+        call = choose("features", settings, FEATURES)
+        resolved["features"] = {"name": name, **call.arguments}
+        found: Extractor = call()
+        return found
+    code = load(name, "features.name")
+    own = {key: value for key, value in settings.items() if key != "name"}
+    arguments = check(f"[features] {name}", own, code.function, given=1, beside=("name",))
+    resolved["features"] = {"name": name, **arguments}
+    key = repr((sorted(code.files.items()), sorted(arguments.items())))
+    return Extractor(code.__name__, key, lambda: partial(code.once, SECONDS, **arguments))
 
 
 def _two_classes(

@@ -69,7 +69,8 @@ def federated_data(config: Config, resolved: Config, seed: int, load: Loading) -
                                  "a client")  # fmt: skip
         resolved["data"] = {key: getattr(asked, key) for key in OF_CLIENTS}
         return Loaded(read_folder(source, asked.classes, kind))
-    return Loaded(_dealt_out(config, resolved, _held(source, kind), asked, others, seed))
+    held = _held(source, kind, raw="features" in config)
+    return Loaded(_dealt_out(config, resolved, held, asked, others, seed))
 
 
 def _dealt_out(
@@ -132,14 +133,16 @@ class Held(NamedTuple):
     client_ids: np.ndarray | None
 
 
-def _held(source: str, kind: Kind) -> Held:
+def _held(source: str, kind: Kind, raw: bool) -> Held:
+    """Returns the content of a source; of built-in images pixels from 0 to 1 where `raw`, else normalised."""
     if source in BUILT_IN and kind != Kind():
         raise UserError(f"{source} has numbers as inputs and classes as targets: leave data.inputs and data.targets "
                         "out, and take cross_entropy as problem.loss.")  # fmt: skip
     if source == "digits":
         return Held(digits(), None, None)
     if source in IMAGE_SETS:
-        return Held(*open_images(IMAGE_SETS[source]), None)
+        images = [one.pixels() if raw else one for one in open_images(IMAGE_SETS[source])]
+        return Held(images[0], images[1], None)
     if not Path(source).suffix and not os.path.exists(source):
         near = difflib.get_close_matches(source.replace("-", "_"), BUILT_IN, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "check the path."

@@ -1,6 +1,6 @@
 """Sections of a config that set values rather than name a constructor, and the configs in the package."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ THEORY = Path(__file__).with_name("theory.toml")
 PURPOSES = {
     "problem": "what is minimised: the clients' losses",
     "data": "where the examples come from, and which client has which",
+    "features": "a public net whose features replace the inputs",
     "model": "the model that the problem neural trains",
     "local": "how a client computes its update",
     "method": "what clients send, and what the server makes of it",
@@ -55,6 +56,18 @@ class DataSettings:
     classes: int | None = None
     inputs: Literal["numbers", "tokens"] = "numbers"
     targets: Literal["classes", "values"] | None = None
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings of [model] that every model has, beside its own.
+
+    Attributes:
+        trainable: patterns of the names of parameters that are trained, such as "head.*"; the rest keeps its values and
+            is in no message. None: all are trained.
+    """
+
+    trainable: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

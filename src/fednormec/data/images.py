@@ -7,7 +7,7 @@ bytes have the one published SHA-256, checked when it is written and whenever it
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,10 @@ class Images:
         x -= _per_channel(self.mean)
         x /= _per_channel(self.std)
         return Examples(x, self.y[index])
+
+    def pixels(self) -> "Images":
+        """Returns the images so that examples have pixels from 0 to 1, not normalised."""
+        return replace(self, mean=(0.0,) * len(self.mean), std=(1.0,) * len(self.std))
 
     def joined(self, other: Takeable) -> "Images":
         """Returns these images and then the other ones of the same set."""

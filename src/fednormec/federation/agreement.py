@@ -22,7 +22,7 @@ from fednormec.errors import UserError, at_least_one, positive, require_room
 from fednormec.privacy.mechanism import Plan
 
 NAME, KEYS = "federation.toml", "keys"
-AGREED = ("problem", "model", "local", "method", "participation", "privacy", "code")
+AGREED = ("problem", "features", "model", "local", "method", "participation", "privacy", "code")
 AGREED_OF_RUN = ("rounds", "seed", "dtype")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
