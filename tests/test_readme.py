@@ -1,5 +1,6 @@
 """The README's example and commands do what it says; the examples run."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -123,3 +124,16 @@ def test_the_links_of_every_page_lead_somewhere(page):
             found = (page.parent / target).resolve()
             assert found.exists(), (page, target)
             assert not tracked or found.is_dir() or str(found.relative_to(ROOT)) in tracked, f"{target} is not in git"
+
+
+@pytest.mark.long
+def test_the_page_on_own_code_does_what_it_says(fednormec_: Command, here, tmp_path):
+    page = (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8")
+    code, config, commands = (re.search(rf"```{kind}\n(.*?)```", page, re.S)[1] for kind in ("python", "toml", "sh"))
+    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "mine.toml").write_text(config)
+    for line in commands.splitlines():
+        said = fednormec_(*shlex.split(line.partition("#")[0])[1:])
+        assert said.code == 0, said.err
+    record = json.loads((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()[-1])
+    assert record["epsilon"] <= 4 and record["test_accuracy"] > 0.8 and 0 <= record["test_recall"] <= 1
