@@ -105,6 +105,15 @@ class Divisible(Protocol):
         ...
 
 
+@runtime_checkable
+class Identified(Protocol):
+    """Problem that can tell whether it is the one that a run began with."""
+
+    def digest(self) -> str:
+        """Returns a digest of all that gradients and figures follow from, the same in every process."""
+        ...
+
+
 def tile_size(num_clients: int, dim: int, most: int = 128) -> int:
     """Returns the largest number of clients for one call of `grad`.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fednormec.core.fingerprint import fingerprint
 from fednormec.core.problem import Interval, Metrics, tile_size
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import some_of, take
@@ -93,6 +94,10 @@ class Logistic:
         own = {name: some_of(getattr(self, name), first, last) for name in ("_signed", "_weights")}
         vars(some).update(own, _sizes=self._sizes[first:last].copy(), _test=None)
         return some
+
+    def digest(self) -> str:
+        """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
+        return fingerprint(self._signed, self._weights, self._sizes, self._regularizer, self._test, self._held_out)
 
     def evaluate(self, x: Tensor) -> Metrics:
         """Computes figures of the model x.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fednormec.core.fingerprint import fingerprint
 from fednormec.core.problem import Metrics, tile_size
 from fednormec.core.stages import stage
 from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_of
@@ -183,6 +184,16 @@ class NeuralProblem:
         some._x, some._y = some_of(self._x, begin, end), some_of(self._y, begin, end)
         some._sizes, some._starts, some._test = sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]), None
         return some
+
+    def digest(self) -> str:
+        """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
+        module = copy.deepcopy(self._module)
+        for parameter in module.parameters():
+            parameter.data = (
+                parameter.data[:0] if parameter.requires_grad else parameter.data
+            )  # where it starts is init's
+        looks = self._layout, self._statistics, self._held_out, self._looked_at
+        return fingerprint(self._x, self._y, self._sizes, self._test, module, self._loss, looks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}  # threads stay where they are

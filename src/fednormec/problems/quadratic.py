@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednormec.core.fingerprint import fingerprint
 from fednormec.core.problem import Interval, Metrics, tile_size
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import some_of, take
@@ -72,6 +73,10 @@ class Quadratic:
         some = Quadratic(some_of(self.curvatures, first, last), some_of(self.minimisers, first, last))
         vars(some)["_mean_curvatures"] = some_of(self._mean_curvatures, first, last)
         return some
+
+    def digest(self) -> str:
+        """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
+        return fingerprint(self.curvatures, self.minimisers)
 
     def evaluate(self, x: Tensor) -> Metrics:
         losses = _client_losses(x.expand(self.num_clients, -1), self.curvatures, self.minimisers)
