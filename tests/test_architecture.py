@@ -15,7 +15,7 @@ HOUSE = ROOT / "src" / "fednormec"
 BY_NAME = ("import_module", "__import__")
 ORDER = (
     "errors", "files", "drawing", "core", "algorithms", "problems", "data", "privacy", "engine", "config", "theory",
-    "runs", "results", "sweeps", "audit", "federation", "cli",
+    "runs", "results", "sweeps", "python", "audit", "federation", "cli",
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def revealed_parameters(text: str) -> list[str]:
             word = ""
         else:
             word += c
-    heads = (part.partition(":")[0].strip() for part in [*names, word] if ":" in part)
+    heads = (part.partition(":")[0].strip().lstrip("*") for part in [*names, word] if ":" in part)
     return [head for head in heads if head]
 
 

@@ -54,7 +54,6 @@ from fednormec.engine.round import Resumed as Resumed
 from fednormec.engine.round import Round as Round
 from fednormec.engine.round import Trained as Trained
 from fednormec.engine.simulation import simulate as simulate
-from fednormec.engine.simulation import train as train
 from fednormec.engine.threads import Threads as Threads
 from fednormec.errors import BoundBroken as BoundBroken
 from fednormec.errors import Diverged as Diverged
@@ -69,5 +68,7 @@ from fednormec.problems.logistic import random_logistic as random_logistic
 from fednormec.problems.neural import NeuralProblem as NeuralProblem
 from fednormec.problems.quadratic import Quadratic as Quadratic
 from fednormec.problems.quadratic import random_quadratic as random_quadratic
+from fednormec.python.training import resume as resume
+from fednormec.python.training import train as train
 
 __version__: str

@@ -56,7 +56,7 @@ def test_every_section_and_name_says_what_it_is(listed: dict[str, Any]) -> None:
     }
     for part in listed.values():
         assert part["about"] and all(one["about"] for one in part["names"].values())
-    assert [name for name, part in listed.items() if not part["settings"]] == ["code", "sweep"]
+    assert [name for name, part in listed.items() if not part["settings"]] == ["code", "python", "sweep"]
 
 
 def test_a_key_without_a_meaning_is_found() -> None:

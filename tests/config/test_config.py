@@ -279,6 +279,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "constants": {"": hints(GivenConstants)},
     "faults": {"": hints(Faults)},
     "federation": {"": hints(FederationSettings)},
+    "python": {"": {"method": str}},
     "run": {"": hints(RunSettings)},
     "code": {"": {"my.py": str}},
 }

@@ -10,7 +10,7 @@ import typer
 
 from fednormec.cli.help import Command, Group
 from fednormec.cli.options import Quiet
-from fednormec.cli.printing import STOPPING, print_end
+from fednormec.cli.printing import print_end
 from fednormec.errors import Stopped, UserError, visible
 
 HELP = """Train with clients that are other people's machines. Flower is the transport.
@@ -149,7 +149,7 @@ def serve(
     from fednormec.federation.sessions import Serving
     from fednormec.federation.sessions import serve as train
     from fednormec.results.report import with_report
-    from fednormec.runs.interrupts import asked_to_stop
+    from fednormec.runs.interrupts import STOPPING, asked_to_stop
 
     how = Serving(
         None if out is None else Path(out), host, port, wait_for, insecure, not_private, forget_memories, quiet

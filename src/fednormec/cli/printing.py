@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from fednormec.config.constructors import Constructor
     from fednormec.results.reading import Run
 
-STOPPING = "stopping after this round; Ctrl-C again stops at once."
-
 
 def print_end(summary: dict[str, Any], as_json: bool) -> None:
     """Print how a run ended; raises UserError if it diverged."""

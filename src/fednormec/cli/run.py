@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fednormec.cli.options import ConfigPath, NotPrivate, Overrides, Quiet, read_config
-from fednormec.cli.printing import STOPPING, print_end
+from fednormec.cli.printing import print_end
 from fednormec.errors import UserError, known
 
 ENGINES = ("threads", "ray")
@@ -70,7 +70,7 @@ def run(
     from fednormec.config.settings import THEORY
     from fednormec.engine.ray_cluster import Ray
     from fednormec.results.report import with_report
-    from fednormec.runs.interrupts import asked_to_stop
+    from fednormec.runs.interrupts import STOPPING, asked_to_stop
     from fednormec.runs.runner import Site, go_on, perform
 
     known("engine", engine, ENGINES)

@@ -19,6 +19,7 @@ from fednormec.config.own import SECONDS, Loading, check_digests, is_own, requir
 from fednormec.config.schema import Call, Config, Section, check, choose
 from fednormec.config.settings import (
     DEFAULT_NAMES,
+    PYTHON,
     SECTIONS,
     GivenConstants,
     ModelSettings,
@@ -56,6 +57,7 @@ class Experiment(NamedTuple):
         config: the config with every default spelled out.
         unused: sections of the config that the run did without.
         data: digest of the data, where code of the user's loaded them.
+        x0: where to start; None: where the problem does.
     """
 
     problem: Problem
@@ -66,6 +68,7 @@ class Experiment(NamedTuple):
     config: Config
     unused: tuple[str, ...]
     data: str | None = None
+    x0: torch.Tensor | None = None
 
 
 class Rules(NamedTuple):
@@ -117,6 +120,9 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
 
 def rules(config: Config) -> Rules:
     """Checks and builds everything but the problem, for questions that can be answered without one."""
+    if PYTHON in config:
+        raise UserError("[python] says that problem and method came from Python, which no config can give: train them "
+                        "there (fn.train), or go on there with fn.resume(folder, problem, algorithm).")  # fmt: skip
     resolved: Config = {}
     resolved["run"] = check("[run]", config.get("run", {}), RunSettings)
     run = RunSettings(**resolved["run"])

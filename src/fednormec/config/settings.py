@@ -23,7 +23,10 @@ PURPOSES = {
     "federation": "who takes part where clients are other people's machines",
     "run": "how long, from which seed, on what machine",
     "code": "digests of the files of your own code, written by the program",
+    "python": "what a run from Python began with, written by the program",
 }
+PYTHON = "python"  # the section of a run whose problem and method are values of a program, which no config can give
+MADE_BY = "made_by"  # its setting that names the function that made the problem
 SECTIONS = tuple(PURPOSES)
 SWEEP = "lists of values, SECTION.KEY = [...], for fednormec sweep"
 DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}

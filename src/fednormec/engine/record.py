@@ -1,5 +1,6 @@
 """Record of a round, as in a history and in a line of metrics.jsonl, and who may see which part of it."""
 
+import math
 from typing import Any, final
 
 COUNTS = ("computed", "sent", "left_out")  # of clients, in every record
@@ -7,6 +8,7 @@ MISSED = "missed"  # and where clients can fail to answer
 THEORY = ("memory_error", "tracking_error")  # of the method rather than of the model
 ABOUT = ("round", "epsilon", "delta", "label")  # beside the public figures of the model
 APART = "not_private"
+UNKNOWN = {"epsilon": math.inf}  # what null in a file stands for, where that is not NaN
 
 
 @final
@@ -53,6 +55,17 @@ class Record(dict[str, Any]):
     def public_part(self) -> "Record":
         """Record without the part that is not private."""
         return Record({key: value for key, value in self.items() if key != APART})
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """Figures without a dict among them: what is not private stands in the end, and its names say so."""
+        return {**self.public_part, **{f"{APART}_{key}": value for key, value in self.apart.items()}}
+
+    def measured(self) -> "Record":
+        """Returns the record with what null stands for in a file: NaN, and for ε infinity."""
+        known = {key: value if value is not None else UNKNOWN.get(key, math.nan) for key, value in self.items()}
+        apart = {key: math.nan if value is None else value for key, value in self.apart.items()}
+        return Record(known | {APART: apart})
 
     @classmethod
     def read(cls, found: Any, number: int) -> "Record | None":

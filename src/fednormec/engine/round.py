@@ -1,8 +1,9 @@
 """State after a round, its record, and the end of a training."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -11,9 +12,12 @@ from fednormec.core.participation import Cohort
 from fednormec.core.problem import Metrics
 from fednormec.engine.memories import Remembered
 from fednormec.engine.record import APART, COUNTS, MISSED, Record
-from fednormec.errors import Diverged
+from fednormec.errors import Diverged, UserError
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement, state
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Round(NamedTuple):
@@ -143,6 +147,7 @@ class Trained(NamedTuple):
         diverged: how the model diverged; None if it did not.
         statement: what may be said about privacy; None without it.
         stopped: what `stop_when` said to end the run; None if it did not.
+        out: the run folder; None without one.
     """
 
     model: Any
@@ -151,6 +156,18 @@ class Trained(NamedTuple):
     diverged: Diverged | None
     statement: Statement | None
     stopped: str | None = None
+    out: Path | None = None
+
+    def to_frame(self) -> "DataFrame":
+        """Returns the history as a pandas DataFrame, a row per round.
+
+        The names of what looks at clients' data, or at who took part, begin with not_private_.
+        """
+        if find_spec("pandas") is None:
+            raise UserError("to_frame needs pandas: pip install pandas")
+        from pandas import DataFrame
+
+        return DataFrame([record.flat for record in self.history])
 
 
 def record(r: Round, measured: Mapping[str, float] | None = None) -> Record:

@@ -1,8 +1,8 @@
 """Engine: one round after another. Where the clients compute is a value, the `Place`."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,11 @@ from fednormec.core.stages import stage
 from fednormec.core.vectors import same_bits
 from fednormec.engine.checking import require_keeps
 from fednormec.engine.clients import Clients, Job, Place
-from fednormec.engine.observers import Observer, watching
-from fednormec.engine.planning import evaluation_interval, planned
-from fednormec.engine.record import Record
-from fednormec.engine.round import Resumed, Round, Saved, Trained, record
+from fednormec.engine.planning import planned
+from fednormec.engine.round import Resumed, Round, Saved
 from fednormec.engine.threads import Threads, one_arithmetic_thread
 from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
 from fednormec.privacy.mechanism import Plan, Privacy
-from fednormec.privacy.statement import state
 
 
 def _nothing(number: int, plan: Plan) -> None:
@@ -84,79 +81,6 @@ def simulate(
             raise UserError("a checkpoint has its own model: leave x0 out.")
     place.check(job)
     return _rounds(job, place, rounds, evaluate_every, before_release, resume or Resumed(None))
-
-
-def train(
-    problem: Problem,
-    algorithm: Algorithm,
-    participation: Participation | None = None,
-    privacy: Privacy | None = None,
-    *,
-    rounds: int,
-    seed: int = 0,
-    x0: Tensor | None = None,
-    evaluate_every: int | None = None,
-    workers: int | None = None,
-    on: Place | None = None,
-    observers: Sequence[Observer] = (),
-    stop_when: Callable[[Record], str | None] = lambda public: None,
-) -> Trained:
-    """Runs `simulate` to its end and returns the last finite model with the history. A divergence does not raise.
-
-    Args:
-        problem: what is minimised, f_1, ..., f_M.
-        algorithm: the method, with its local update and its bound.
-        participation: who takes part in a round; by default everybody.
-        privacy: what is kept private; None: no noise.
-        rounds: number of rounds.
-        seed: seed of all randomness but secure noise.
-        x0: where to start; by default problem.init.
-        evaluate_every: number of rounds between evaluations of the model; by default it is evaluated 20 to 39 times, or
-            less often where that would take more than about 5 % of the time.
-        workers: number of workers, where `on` leaves that open: workers=8 is short for on=Threads(workers=8).
-        on: where clients compute, as in `simulate`.
-        observers: who watches, told after each round and at the end.
-        stop_when: may end the run after a round. It gets the public part of the round's record, nothing that looks at
-            clients' data, and returns why to stop, or None to continue. The statement then says that the run was
-            stopped and why, and its ε is that of all rounds, since what was released decided.
-
-    Returns:
-        The model, the history (one record per round), and what may be said about privacy.
-
-    >>> import fednormec as fn
-    >>> problem, method = fn.random_quadratic(50, 3), fn.dp_fed_avg_clip(fn.gd(0.1))
-    >>> done = train(problem, method, privacy=fn.Privacy(epsilon=4.0), rounds=9,
-    ...              stop_when=lambda public: "ε above 1" if public["epsilon"] > 1 else None)
-    >>> len(done.history) < 9, done.stopped, done.statement.facts["rounds_counted"]
-    (True, 'ε above 1', 9)
-    """
-    every = evaluate_every
-    if every is None:
-        every = evaluation_interval(problem, algorithm, participation or full(), rounds, privacy is not None)
-    x, history, diverged, statement, stopped = x0, list[Record](), None, None, None
-    spent: list[Plan] = []
-    simulation = simulate(
-        problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every,
-        on=_with_workers(on, workers), before_release=lambda number, plan: spent.append(plan),
-    )  # fmt: skip
-    with watching(observers) as watch:
-        try:
-            for r in simulation:
-                x = r.x
-                history.append(record(r))
-                public = history[-1].public_part
-                watch.after(r, history[-1])
-                stopped = None if r.last else stop_when(public)
-                if stopped is not None:
-                    simulation.close()
-        except Diverged as end:
-            diverged = end
-        why = str(diverged) if diverged is not None else None if stopped is None else f"stopped on request: {stopped}"
-        watch.close(why)
-    x = problem.init(generator(seed, "init")) if x is None else x
-    if spent:
-        statement = state(spent[-1], len(spent), ended=why)
-    return Trained(problem.model(x), x, history, diverged, statement, stopped)
 
 
 class _Released(NamedTuple):
@@ -276,14 +200,3 @@ def _require_fit(saved: Saved, job: Job) -> None:
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
         raise UserError(f"{saved.path} is of another run: its model has {len(server.x)} parameters and its server's "
                         f"memory {len(server.memory)}; here it is {len(like.x)} and {len(like.memory)}.")  # fmt: skip
-
-
-def _with_workers(on: Place | None, workers: int | None) -> Place:
-    """Returns the place with a number of workers, where it leaves that open."""
-    if on is None or workers is None:
-        return Threads(workers) if on is None else on
-    given: Any = on
-    if "workers" in getattr(on, "_fields", ()) and given.workers is None:
-        place: Place = given._replace(workers=workers)
-        return place
-    raise UserError("`on` says where clients compute and on how many workers: leave workers out.")

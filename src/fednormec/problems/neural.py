@@ -189,10 +189,9 @@ class NeuralProblem:
         """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
         module = copy.deepcopy(self._module)
         for parameter in module.parameters():
-            parameter.data = (
-                parameter.data[:0] if parameter.requires_grad else parameter.data
-            )  # where it starts is init's
-        looks = self._layout, self._statistics, self._held_out, self._looked_at
+            if parameter.requires_grad:  # where these start is a question of its own: init
+                parameter.data = parameter.data.new_empty(0)
+        looks = self._layout, self._metrics, self._statistics, self._held_out, self._looked_at
         return fingerprint(self._x, self._y, self._sizes, self._test, module, self._loss, looks)
 
     def __getstate__(self) -> dict[str, Any]:

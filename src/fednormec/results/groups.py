@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fednormec.config.settings import PYTHON
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.results.labels import labels
 from fednormec.results.reading import NO_PRIVACY, PRIVATE, SAME_RUN, UNKNOWN, Run, number, settings
@@ -116,9 +117,9 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Returns the settings in which the configs differ, in the configs' order."""
+    """Returns the settings in which the configs differ, in the configs' order, but the digests of [python]."""
     flat = [settings(run) for run in runs if run.config]
-    keys = dict.fromkeys(key for one in flat for key in one)
+    keys = dict.fromkeys(key for one in flat for key in one if not key.startswith(f"{PYTHON}."))
     return [key for key in keys if len({repr(one.get(key)) for one in flat}) > 1]
 
 
@@ -141,5 +142,5 @@ def _words(status: str) -> str:
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """Returns the settings that all runs of a group share."""
-    return {key: value for key, value in settings(run).items() if key not in SAME_RUN}
+    """Returns the settings, and of a run from Python the digests of its problem, that all runs of a group share."""
+    return {key: value for key, value in settings(run).items() if key not in SAME_RUN} | {"origin": run.origin}

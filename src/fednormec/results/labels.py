@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fednormec.config.settings import PYTHON
 from fednormec.errors import visible
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.results.reading import NO_PRIVACY, SAME_RUN, Run
@@ -59,7 +60,8 @@ def _told(run: Run, others: Sequence[Run]) -> str:
     if not run.config:
         return ""
     parts = list[str]()
-    for section in sorted(run.config, key=lambda section: (section != "method", section == "privacy")):
+    told = [section for section in run.config if section != PYTHON]  # its digests tell nobody anything
+    for section in sorted(told, key=lambda section: (section != "method", section == "privacy")):
         parts += [part for part in _told_of(section, run, others) if part not in parts]
     if "privacy" not in run.config and any("privacy" in other.config for other in others):
         parts.append(NO_PRIVACY)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fednormec.config.schema import Config
+from fednormec.config.settings import MADE_BY, PYTHON
 from fednormec.engine.figures import by_importance, figure_of, may_be_public
 from fednormec.engine.record import APART, Record
 from fednormec.errors import UserError, visible
@@ -75,6 +76,14 @@ class Run:
         own = (self.config.get(section, {}).get("clients") for section in ("data", "problem"))
         found = (number(value) for value in (self.said.get("clients"), *own))
         return next((int(value) for value in found if value is not None), None)
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Digests of the problem of a run from Python, whose config says too little of it; else nothing."""
+        known = self.environment.get(APART)
+        found = known.get("problem") if isinstance(known, dict) else None
+        made = MADE_BY in self.config.get(PYTHON, {})  # by a function, which may give each seed data of its own
+        return {key: found.get(key) for key in ("clients", "data")} if isinstance(found, dict) and not made else {}
 
     @property
     def protection(self) -> str:

@@ -3,15 +3,16 @@
 It holds what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the model
 (model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and what may
 be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed (guarantee.json,
-guarantee.png). `fednormec run` adds a page about it (report.html). Until the run has finished there are checkpoints
-(checkpoint-N.safetensors), from which it can resume after a crash.
+guarantee.png); of a run that was begun from Python the model as a flat vector (x.safetensors). A page about it is added
+(report.html). Until the run has finished there are checkpoints (checkpoint-N.safetensors), from which
+it can resume after a crash.
 """
 
 import hashlib
 import json
 import shlex
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fednormec.config.schema import Section, dump
+from fednormec.config.schema import Section, dump, read
+from fednormec.config.settings import PYTHON
 from fednormec.engine.record import Record
 from fednormec.errors import NotWritten, UserError
 from fednormec.files import PART, Lines, digest, replace_text, replaced, require_locks, to_json
@@ -30,6 +32,7 @@ from fednormec.runs.environment import environment
 from fednormec.runs.records import SUMMARY, finished
 
 MODEL = "model.safetensors"
+VECTOR = "x.safetensors"
 BEGUN = {"metrics.jsonl", "environment.json", f"environment.json{PART}", f"config.toml{PART}"}  # before its config
 
 
@@ -52,7 +55,11 @@ class RunFolder:
 
     @classmethod
     def new(
-        cls, path: Path, config: Mapping[str, Section], planned: bool = False, data: str | None = None
+        cls,
+        path: Path,
+        config: Mapping[str, Section],
+        planned: bool = False,
+        origin: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
         """Makes the folder of a new run; raises UserError if it holds a run or other files.
 
@@ -60,11 +67,11 @@ class RunFolder:
             path: where it is made.
             config: the config with every default spelled out.
             planned: whether the theory chose the settings.
-            data: digest of the user's own data.
+            origin: digests of what the clients hold.
         """
-        folder = cls(path, _fresh(path))
+        folder = cls(path, _fresh(path, PYTHON in config))
         try:
-            folder.note("environment", environment() | {"planned": planned, "not_private": {"data": data}})
+            folder.note("environment", environment() | {"planned": planned, "not_private": dict(origin or {})})
             replace_text(path / "config.toml", dump(config))  # last: from here on there is something to resume
             folder.config_digest = digest(path / "config.toml")
         except BaseException:
@@ -97,6 +104,10 @@ class RunFolder:
     def readable(self) -> list[Record]:
         """Returns the records that are there, as far as they are whole and in order."""
         return self._read()[0]
+
+    def public_parts(self) -> Iterator[Record]:
+        """Yields the public parts of `records`, as they were when they were new."""
+        return (record.measured().public_part for record in self.records)
 
     def digest_of(self, rounds: int) -> str | None:
         """Returns the digest of the first `rounds` records; None if fewer can be read."""
@@ -148,15 +159,30 @@ class RunFolder:
         """Writes one more file, name.json."""
         replace_text(self.path / f"{name}.json", to_json(content, indent=2) + "\n")
 
-    def finish(self, tensors: Mapping[str, Tensor], summary: Mapping[str, Any], statement: Statement | None) -> None:
-        """Writes the model and the summary: a folder that has both holds a run that has finished."""
+    def finish(
+        self,
+        tensors: Mapping[str, Tensor],
+        summary: Mapping[str, Any],
+        statement: Statement | None,
+        x: Tensor | None = None,
+    ) -> None:
+        """Writes the model and the summary: a folder that has both holds a run that has finished.
+
+        Args:
+            tensors: the model as named tensors.
+            summary: how the run ended.
+            statement: what may be said about privacy.
+            x: the model as a flat vector, to be stored too.
+        """
         self._metrics.cut(self._size)  # no record stays of rounds that were not computed again
         self.sync()
         if statement is not None:
             replace_text(self.path / "privacy.txt", statement.text + "\n")
             self.note("privacy", statement.facts)
-        with replaced(self.path / MODEL) as file:
-            file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}))
+        for name, content in {MODEL: tensors, VECTOR: {} if x is None else {"x": x}}.items():
+            if content:
+                with replaced(self.path / name) as file:
+                    file.write(save({key: t.detach().cpu().contiguous().clone() for key, t in content.items()}))
         self.note(Path(SUMMARY).stem, summary)
 
     def _read(self) -> tuple[list[Record], list[bytes]]:
@@ -182,7 +208,21 @@ def default_path(name: str, under: Path = Path("runs")) -> Path:
     return under / f"{name}-{number}"
 
 
-def _fresh(path: Path) -> Lines:
+def how_to_resume(path: Path) -> str:
+    """Returns the command, or the call in Python, that resumes the run in this folder."""
+    if PYTHON in _sections(path):
+        return f"fn.resume({str(path)!r}, problem, algorithm)"
+    return f"fednormec run --resume {shlex.quote(str(path))}"
+
+
+def _sections(path: Path) -> Container[str]:
+    try:
+        return read(path / "config.toml")
+    except UserError:
+        return ()
+
+
+def _fresh(path: Path, from_python: bool) -> Lines:
     """Makes the folder if it is missing, and returns the open metrics, the only file that counts in it.
 
     Raises UserError if it holds more than a run that was killed before its config was written.
@@ -196,9 +236,9 @@ def _fresh(path: Path) -> Lines:
             return Lines(path / "metrics.jsonl", new=False)  # of a run that was killed before its config was written
         if held:
             what = "already holds a run" if "config.toml" in held else f"is not empty (it holds {held[0]})"
-            to_do = "choose another with --out"
+            to_do = "choose another out" if from_python else "choose another with --out"
             if "config.toml" in held and finished(path) is None:
-                to_do += f", or go on with it: fednormec run --resume {shlex.quote(str(path))}"
+                to_do += f", or go on with it: {how_to_resume(path)}"
             raise UserError(f"the output folder {path} {what}: nothing was changed; {to_do}.")
         return Lines(path / "metrics.jsonl", new=True)
     except (OSError, NotWritten) as error:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from fednormec.config.assemble import Experiment
 from fednormec.config.schema import Config
-from fednormec.core.randomness import generator
+from fednormec.config.settings import PYTHON
 from fednormec.engine.record import Record
 from fednormec.engine.round import Round
 from fednormec.errors import UserError
 from fednormec.runs.folder import RunFolder
+from fednormec.runs.start import starting_point
 
 if TYPE_CHECKING:
     from fednormec.theory.setting import Constants
@@ -25,12 +26,15 @@ def advised(config: Config) -> tuple[Config, "Constants"]:
 
 
 def measures(experiment: Experiment) -> Callable[[Round], dict[str, float]] | None:
-    """Returns what measures the theory's invariants after a round; None unless the problem's constants are known."""
+    """Returns what measures the theory's invariants after a round; None unless the problem's constants are known.
+
+    Of a run whose method came from Python nobody knows the settings, so that it is compared with no theorem.
+    """
     from fednormec.theory.setting import knows_constants
     from fednormec.theory.watch import can_measure, measure
 
     known = knows_constants(experiment.problem) or "constants" in experiment.config
-    if not (known and can_measure(experiment.algorithm)):
+    if PYTHON in experiment.config or not (known and can_measure(experiment.algorithm)):
         return None
     return lambda r: measure(experiment.problem, experiment.algorithm, r, experiment.run.seed)._asdict()
 
@@ -53,8 +57,7 @@ def against_guarantee(
     from fednormec.theory.question import promise_of
     from fednormec.theory.watch import gradient_norms
 
-    x0 = experiment.problem.init(generator(experiment.run.seed, "init"))
-    at_start = gradient_norms(experiment.problem, x0)[0]
+    at_start = gradient_norms(experiment.problem, starting_point(experiment))[0]
     picture = folder.path / "guarantee.png"
     try:
         promise, from_data = promise_of(experiment, known)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOPPING = "stopping after this round; Ctrl-C again stops at once."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -21,7 +21,7 @@ class Summary(dict[str, Any]):
     """End of a run, as a dict that JSON can hold: summary.json, which is written last of all.
 
     Keys that every summary has: `method` (its name), `rounds` (number of rounds done), `metrics` (the last figures of
-    the model, null for a non-finite one), `status` (done, diverged or budget_spent), `clients`, `parameters`,
+    the model, null for a non-finite one), `status` (done, diverged, budget_spent or stopped), `clients`, `parameters`,
     `privacy` (a sentence), `left_out` (number of updates), `not_private` (names of figures). A private run adds
     `epsilon`, `delta`, `private` and more of its statement.
     """

@@ -10,7 +10,7 @@ from fednormec.privacy.ledger import spent_in
 from fednormec.runs.checkpoint import Checkpoint
 from fednormec.runs.environment import environment
 from fednormec.runs.folder import MODEL
-from fednormec.runs.start import data_digest
+from fednormec.runs.origin import differing
 
 ONE_COPY = (
     "secure noise is drawn anew: go on with one copy of this folder only, since each copy counts what it releases "
@@ -93,14 +93,13 @@ def require_same_config(folder: Path, config: str) -> None:
 
 
 def require_same_data(begun: dict[str, Any], experiment: Experiment) -> None:
-    """Raises UserError if the user's data are not those that the run began with.
+    """Raises UserError if the user's data, or their problem in Python, are not those that the run began with.
 
     `begun` is the environment that the run wrote down when it began.
     """
-    known = begun.get("not_private")
-    if isinstance(known, dict) and "data" in known and known["data"] != data_digest(experiment):
-        raise UserError(f"the data in {experiment.config['data']['source']} are not those that the run began with: put "
-                        "them back, or start a new run.")  # fmt: skip
+    other = differing(begun.get("not_private"), experiment)
+    if other is not None:
+        raise UserError(f"{other}, or start a new run.")
 
 
 def changes(begun: dict[str, Any]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Performs a run from config to folder: assembles, trains with progress, saves, and says how it ended."""
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,12 @@ from torch import Tensor
 
 from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.schema import Config, read
-from fednormec.core.randomness import generator
+from fednormec.config.settings import PYTHON
 from fednormec.core.stages import Profile, profiled, stage
 from fednormec.engine.clients import Place
 from fednormec.engine.observers import Observer, Watch, watching
 from fednormec.engine.planning import planned
+from fednormec.engine.record import Record
 from fednormec.engine.round import Resumed, Round, record
 from fednormec.errors import (
     Diverged,
@@ -30,8 +30,9 @@ from fednormec.files import read_json
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement, state
 from fednormec.runs.checkpoint import Checkpoint, Checkpoints, tidy
-from fednormec.runs.folder import RunFolder, default_path
+from fednormec.runs.folder import RunFolder, default_path, how_to_resume
 from fednormec.runs.guarantee import advised, against_guarantee, measures
+from fednormec.runs.origin import origin
 from fednormec.runs.progress import progress, sparkline
 from fednormec.runs.records import Summary, Tally, finished
 from fednormec.runs.resume import (
@@ -43,8 +44,16 @@ from fednormec.runs.resume import (
     require_same_data,
     with_resumption,
 )
-from fednormec.runs.start import checkpoint_rounds, choices, data_digest, place_of, start, threads_of, with_workers
-from fednormec.runs.summary import summarize
+from fednormec.runs.start import (
+    checkpoint_rounds,
+    choices,
+    place_of,
+    start,
+    starting_point,
+    threads_of,
+    with_workers,
+)
+from fednormec.runs.summary import ON_REQUEST, Ending, summarize
 from fednormec.runs.tensorboard import events, require_tensorboard
 
 if TYPE_CHECKING:
@@ -70,6 +79,11 @@ class Site(NamedTuple):
 
 
 HERE = Site()
+StopWhen = Callable[[Record], str | None]
+
+
+def never(public: Record) -> None:
+    """Stops no run."""
 
 
 def perform(
@@ -85,6 +99,7 @@ def perform(
     site: Site = HERE,
     workers: int | None = None,
     notes: Sequence[str] = (),
+    stop_when: StopWhen = never,
 ) -> Summary:
     """Trains what the config describes and returns the summary that is also stored in the folder.
 
@@ -105,6 +120,7 @@ def perform(
         site: where the problem and the clients are.
         workers: overrides run.workers.
         notes: what to say about the config when it has been checked, unless `quiet`.
+        stop_when: asked after each round, with the public part of its record, why to end the run there; None: go on.
     """
     if tensorboard:
         require_tensorboard()
@@ -118,14 +134,14 @@ def perform(
             require_covered(experiment)
         path, paying = out or default_path(name), _Paying()
         rounds = start(experiment, place_of(experiment, site.on, path), paying)
-        with RunFolder.new(path, experiment.config, plan, data_digest(experiment)) as folder:
+        with RunFolder.new(path, experiment.config, plan, origin(experiment)) as folder:
             paying.folder = folder
             unused = [f"this run has no use for [{section}]." for section in experiment.unused]
             for said in () if quiet else (*notes, *unused):
                 note(said)
             with _says_how_to_go_on(path, site.command):
                 watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, 0, observers)
-                run = _Run(experiment, folder, paying, site, watchers, stop, looking, None, plan, known)
+                run = _Run(experiment, folder, paying, site, watchers, stop, stop_when, looking, None, plan, known)
                 return _train(run, rounds)
 
 
@@ -138,6 +154,7 @@ def go_on(
     stop: Callable[[], bool] = lambda: False,
     site: Site = HERE,
     workers: int | None = None,
+    stop_when: StopWhen = never,
 ) -> Summary:
     """Resumes the run in this folder after its newest intact checkpoint; of a finished run, returns the summary again.
 
@@ -145,7 +162,8 @@ def go_on(
 
     Args:
         path: the folder.
-        quiet, observers, tensorboard, profile, stop, site, workers: as in `perform`.
+        quiet, observers, tensorboard, profile, stop, site, workers, stop_when: as in `perform`; `stop_when` first gets
+            the rounds that need not be computed again.
     """
     if tensorboard:
         require_tensorboard()
@@ -157,6 +175,9 @@ def go_on(
             return _with_texts(summary, folder)
         config = read(path / "config.toml")
         require_same_config(path, folder.config_digest)
+        if PYTHON in config and site.assemble is assemble:
+            raise UserError(f"the run in {path} was begun from Python, where its problem and its method are. To go on, "
+                            f"call {how_to_resume(path)} there.")  # fmt: skip
         with stage("data"):
             experiment = with_workers(site.assemble(config), workers)
         begun = read_json(path / "environment.json")
@@ -178,7 +199,7 @@ def go_on(
         by_plan = begun.get("planned") is True
         with _says_how_to_go_on(path, site.command):
             watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, done, observers)
-            run = _Run(experiment, folder, paying, site, watchers, stop, looking, checkpoint, by_plan)
+            run = _Run(experiment, folder, paying, site, watchers, stop, stop_when, looking, checkpoint, by_plan)
             return _train(run, rounds)
 
 
@@ -215,27 +236,29 @@ class _Run(NamedTuple):
     site: Site
     observers: Callable[[], list[Observer]]
     stop: Callable[[], bool]
+    stop_when: StopWhen
     profile: Profile | None
     checkpoint: Checkpoint | None = None
     by_plan: bool = False
     known: "Constants | None" = None
 
 
-def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
+def _train(run: _Run, rounds: Generator[Round, None, None]) -> Summary:
     """Computes the rounds, and stores how the run ended."""
     experiment, folder = run.experiment, run.folder
     tally = Tally(folder.records)
     with watching(run.observers()) as watch:
-        x, ended = _in_order(run, rounds, tally, watch)
-        statement = _statement(run, ended)
-        summary = summarize(experiment, tally, folder.path, ended, statement)
-        if ended is None and tally.evaluated and measures(experiment) is not None:
+        x, ending = _in_order(run, rounds, tally, watch)
+        statement = _statement(run, ending.why)
+        summary = summarize(experiment, tally, folder.path, ending, statement)
+        if ending.why is None and tally.evaluated and measures(experiment) is not None:
             summary["guarantee"] = against_guarantee(experiment, folder, tally.evaluated, run.known, run.by_plan)
         summary |= {"not_private": [*sorted(tally.client_figures), "left_out"], "left_out": tally.left_out}
         with stage("disk"):
-            folder.finish(experiment.problem.named(x), summary, statement)
+            flat = x if PYTHON in experiment.config else None
+            folder.finish(experiment.problem.named(x), summary, statement, flat)
             tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
-        watch.close(ended)
+        watch.close(ending.why)
     if run.profile is not None:
         workers = threads_of(experiment).pool(experiment.problem).workers
         summary["profile"] = run.profile.facts(workers) | {"choices": choices(experiment, run.site.on)}
@@ -244,7 +267,7 @@ def _train(run: _Run, rounds: Iterator[Round]) -> Summary:
     return Summary(summary | texts)
 
 
-def _in_order(run: _Run, rounds: Iterator[Round], tally: Tally, watch: Watch) -> tuple[Tensor, str | None]:
+def _in_order(run: _Run, rounds: Generator[Round, None, None], tally: Tally, watch: Watch) -> tuple[Tensor, Ending]:
     """Takes the rounds in the order that the privacy promise rests on.
 
     1. Ledger: `rounds` pays for a round (`_Paying`) before anything of it is released, and that is on the disk then. A
@@ -257,13 +280,13 @@ def _in_order(run: _Run, rounds: Iterator[Round], tally: Tally, watch: Watch) ->
     Observers hear of a round after that: nothing rests on them.
 
     Returns:
-        The last finite model, and how it diverged; None if it did not.
+        The last finite model, and how the rounds ended.
     """
     measure, checkpoints = measures(run.experiment), _checkpoints(run.experiment, run.folder)
-    x = run.experiment.problem.init(generator(run.experiment.run.seed, "init"))
-    x = x if run.checkpoint is None else run.checkpoint.server.x
+    x = starting_point(run.experiment) if run.checkpoint is None else run.checkpoint.server.x
+    why = next((said for said in map(run.stop_when, run.folder.public_parts()) if said is not None), None)
     try:
-        for r in rounds:
+        for r in () if why is not None else rounds:
             with stage("evaluation"):
                 measured = None if measure is None or r.metrics is None else measure(r)
             x, line = r.x, record(r, measured)
@@ -274,9 +297,12 @@ def _in_order(run: _Run, rounds: Iterator[Round], tally: Tally, watch: Watch) ->
             watch.after(r, line)
             if stopped:
                 raise Stopped(f"stopped after round {r.number}.")
+            why = None if r.last else run.stop_when(line.public_part)
+            if why is not None:
+                rounds.close()
     except Diverged as end:
-        return x, str(end)
-    return x, None
+        return x, Ending("diverged", str(end))
+    return x, Ending() if why is None else Ending("stopped", f"{ON_REQUEST}{why}")
 
 
 def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> bool:
@@ -314,7 +340,7 @@ def _says_how_to_go_on(path: Path, command: str | None) -> Iterator[None]:
 
     That is being asked to stop, a full disk, a worker that died, too little memory.
     """
-    how = f"To go on: {command or f'fednormec run --resume {shlex.quote(str(path))}'}"
+    how = f"To go on: {command or how_to_resume(path)}"
     try:
         yield
     except Stopped as end:
@@ -334,7 +360,7 @@ def _says_how_to_go_on(path: Path, command: str | None) -> Iterator[None]:
 def _statement(run: _Run, ended: str | None) -> Statement | None:
     """Returns what may be said of all that was released, which is what the ledger has paid for.
 
-    `ended` says how the model diverged, if it did.
+    `ended` says why the run ended before its last round, if it did.
     """
     experiment, folder, says = run.experiment, run.folder, run.site.says
     for said in () if folder.differs is None else differs(folder.differs, experiment):

@@ -1,32 +1,34 @@
 """Start of an experiment's rounds: what a run takes from its settings, and what it chooses by rule."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fednormec.config.assemble import Experiment, evaluate_every
 from fednormec.core import kernels
-from fednormec.data.names import BUILT_IN
+from fednormec.core.randomness import generator
 from fednormec.engine.clients import Place
 from fednormec.engine.ray_cluster import Ray
 from fednormec.engine.round import Resumed, Round
 from fednormec.engine.simulation import simulate
 from fednormec.engine.threads import Threads
 from fednormec.errors import UserError, at_least_one
-from fednormec.files import digest
 from fednormec.privacy.mechanism import Plan
 from fednormec.problems.neural import NeuralProblem
 
 
 def start(
     experiment: Experiment, place: Place, before_release: Callable[[int, Plan], None], resume: Resumed | None = None
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Returns the rounds of an experiment; raises UserError before the first if something does not fit together."""
     run = experiment.run
+    x0 = experiment.x0 if resume is None or resume.saved is None else None  # a checkpoint has a model of its own
     return simulate(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=run.rounds,
-        seed=run.seed, evaluate_every=evaluate_every(experiment), on=place, before_release=before_release,
+        seed=run.seed, x0=x0, evaluate_every=evaluate_every(experiment), on=place, before_release=before_release,
         resume=resume,
     )  # fmt: skip
 
@@ -53,12 +55,10 @@ def threads_of(experiment: Experiment) -> Threads:
     return Threads(experiment.run.workers, experiment.run.chunk_size)
 
 
-def data_digest(experiment: Experiment) -> str | None:
-    """Returns the digest of the user's own data, which may change between runs; None for a built-in source."""
-    if experiment.data is not None:
-        return experiment.data
-    source = str(experiment.config.get("data", {}).get("source", BUILT_IN[0]))
-    return None if source in BUILT_IN else digest(Path(source))
+def starting_point(experiment: Experiment) -> Tensor:
+    """Returns the model before the first round."""
+    own = experiment.x0
+    return experiment.problem.init(generator(experiment.run.seed, "init")) if own is None else own
 
 
 def checkpoint_rounds(experiment: Experiment) -> int | None:

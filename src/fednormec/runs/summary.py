@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednormec.config.assemble import Experiment
 from fednormec.engine.figures import TEST, by_importance, figure_of
@@ -10,6 +10,8 @@ from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
 from fednormec.runs.profile import table
 from fednormec.runs.records import Summary, Tally
+
+ON_REQUEST = "stopped on request: "  # before the reason of who asked for it
 
 
 def describe(summary: dict[str, Any]) -> str:
@@ -26,7 +28,7 @@ def describe(summary: dict[str, Any]) -> str:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")
     if summary["left_out"]:
         lines.append(f"left out       {summary['left_out']} updates that were not finite{_looks('left_out', summary)}")
-    if summary["status"] == "budget_spent":
+    if summary["status"] in ("budget_spent", "stopped"):
         lines.append(f"stopped        {summary['message']}")
     claim, *grounds = (summary["statement"] or summary["privacy"]).split("\n")
     lines += [f"privacy        {claim}", *(line if line[:2] == "  " else f"  {line}" for line in grounds)]
@@ -58,15 +60,19 @@ def _looks(name: str, summary: dict[str, Any]) -> str:
     return "  (a look at the clients' data: not private)" if name in summary["not_private"] else ""
 
 
-def summarize(
-    experiment: Experiment, tally: Tally, out: Path, ended: str | None, statement: Statement | None
-) -> Summary:
-    """Returns the summary of a run that has finished; `ended` says how the model diverged, if it did."""
-    rounds = tally.rounds
-    status = "done" if ended is None else "diverged"
-    if statement is not None and ended is None and rounds < experiment.run.rounds:
+class Ending(NamedTuple):
+    """End of a run's rounds: done, diverged or stopped, and why; None if they came to their last."""
+
+    status: str = "done"
+    why: str | None = None
+
+
+def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, statement: Statement | None) -> Summary:
+    """Returns the summary of a run that has finished."""
+    rounds, (status, why) = tally.rounds, ending
+    if statement is not None and why is None and rounds < experiment.run.rounds:
         status = "budget_spent"
-        ended = (
+        why = (
             f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed the budget of "
             f"ε = {statement.facts['budget']:g}"
         )
@@ -77,7 +83,7 @@ def summarize(
             "metrics": tally.latest,
             "out": str(out),
             "status": status,
-            "message": ended,
+            "message": why,
             "local": experiment.algorithm.local.name,
             "bound": experiment.algorithm.bound.name,
             "participation": experiment.participation.name,

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.config.schema import read
+from fednormec.config.settings import PYTHON
 from fednormec.errors import UserError
+from fednormec.files import read_json
 from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.ledger import Spent, spent_in
@@ -97,7 +99,10 @@ def _run(path: Path) -> _Run:
     released = metrics.exists() and metrics.stat().st_size > 0
     config = read(path / "config.toml")
     seed = config.get("run", {}).get("seed")
+    found = read_json(path / "environment.json").get("not_private") if PYTHON in config else None
     clients = repr((config.get("problem"), config.get("data"), seed))
+    if isinstance(found, dict) and isinstance(found.get("problem"), dict):
+        clients = repr([found["problem"].get(key) for key in ("clients", "data")])
     return _Run(clients, seed, config.get("privacy"), spent_in(path), released)
 
 
