@@ -68,7 +68,12 @@ from fednormec.problems.logistic import random_logistic as random_logistic
 from fednormec.problems.neural import NeuralProblem as NeuralProblem
 from fednormec.problems.quadratic import Quadratic as Quadratic
 from fednormec.problems.quadratic import random_quadratic as random_quadratic
+from fednormec.python.comparing import compare as compare
+from fednormec.python.comparing import report as report
+from fednormec.python.sweeping import sweep as sweep
 from fednormec.python.training import resume as resume
 from fednormec.python.training import train as train
+from fednormec.results.compare import Table as Table
+from fednormec.sweeps.ranking import Sweep as Sweep
 
 __version__: str

@@ -20,11 +20,20 @@ WINNER = "*"
 
 
 class Table(NamedTuple):
-    """Cells ready to be shown, the winner's line first; the first column is text, the others are figures."""
+    """Cells ready to be shown, the winner's line first; the first column is text, the others are figures.
+
+    Attributes:
+        header: names of the columns.
+        rows: the cells of each line.
+        notes: what to know about them.
+    """
 
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
+
+    def __str__(self) -> str:
+        return as_text(self)
 
 
 def ranked(groups: Sequence[Group]) -> list[Group]:

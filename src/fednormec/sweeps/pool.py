@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,6 +21,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fednormec.config.schema import Config, changed, dump
+from fednormec.config.settings import PYTHON
 from fednormec.engine.record import Record
 from fednormec.errors import Stopped, UserError
 from fednormec.files import Lock
@@ -40,6 +42,9 @@ class Cell(NamedTuple):
     name: str
     settings: dict[str, Any]
     config: Config
+
+
+RunCell = Callable[[Cell, Path, Callable[[int], None], Callable[[], bool]], None]  # cell, folder, after a round, stop
 
 
 class Outcome(NamedTuple):
@@ -71,7 +76,11 @@ def with_own_noise(cell: Cell, mark: str | None = None) -> Cell:
 
 
 def run_all(
-    cells: Sequence[Cell], folder: Path, workers: int, tell: Callable[[News[Outcome]], None] = lambda news: None
+    cells: Sequence[Cell],
+    folder: Path,
+    workers: int,
+    tell: Callable[[News[Outcome]], None] = lambda news: None,
+    run: RunCell | None = None,
 ) -> list[Outcome]:
     """Runs what has not finished yet and returns how every cell ended, in the order given.
 
@@ -80,18 +89,22 @@ def run_all(
         folder: where their run folders are stored.
         workers: number of worker processes.
         tell: called with news of rounds and of cells that ended.
+        run: runs a cell in this process, one after another, in the place of worker processes.
     """
     require_names(cells)
     with _locked(folder):
         ended = {cell.name: _earlier(cell, folder) for cell in cells}
         waiting = [cell for cell in cells if ended[cell.name] is None]
-        board = _Board(cells, ended, tell)
+        board, again = _Board(cells, ended, tell), "command" if run is None else "call"
         for cell in waiting:
             _make_room(cell, folder)
         with asked_to_stop() as stop:  # an exception at any moment could get lost in a callback
-            _work_off(waiting, folder, min(workers, max(1, len(waiting))), board, stop)
+            if run is None:
+                _work_off(waiting, folder, min(workers, max(1, len(waiting))), board, stop)
+            else:
+                _one_after_another(waiting, folder, run, board, stop)
             if stop() and None in ended.values():
-                raise Stopped(f"stopped with {board.cells_ended} of {len(cells)} cells done; the same command goes on "
+                raise Stopped(f"stopped with {board.cells_ended} of {len(cells)} cells done; the same {again} goes on "
                               "with the others.")  # fmt: skip
         outcomes = [ended[cell.name] for cell in cells]
     return [outcome for outcome in outcomes if outcome is not None]
@@ -191,6 +204,31 @@ def _work_off(cells: list[Cell], folder: Path, workers: int, board: _Board, stop
             worker.stop()
 
 
+def _one_after_another(cells: list[Cell], folder: Path, run: RunCell, board: _Board, stop: Callable[[], bool]) -> None:
+    for cell in cells:
+        path = _path(folder, cell)
+        try:
+            run(cell, path, partial(board.round, cell.name), stop)
+        except Stopped:
+            if not stop():
+                raise
+            return
+        except Exception as error:  # one cell's trouble is not the others'
+            board.end(_failed(cell, path, _said(error)))
+        else:
+            board.end(Outcome(cell, path, finished(path), None))
+        if stop():
+            return
+
+
+def _said(error: Exception) -> str:
+    """Returns what befell a cell: a sentence for a mistake, and all that is known of another error."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{said}\n\n{''.join(traceback.format_exception(error))}"
+
+
 def _hear(worker: _Worker, folder: Path, board: _Board) -> bool:
     """Takes what a worker sent; returns False if it will send no more."""
     cell = worker.cell
@@ -266,11 +304,8 @@ def _serve(line: Connection, threads: int) -> None:
             else:
                 perform(config, name, path, quiet=True, observers=[Observer(after)])
             line.send(("done", None))
-        except UserError as error:
-            line.send(("error", " ".join(str(error).split())))
         except Exception as error:  # one cell's trouble is not the others'
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            line.send(("error", f"{said}\n\n{traceback.format_exc()}"))
+            line.send(("error", _said(error)))
 
 
 # files
@@ -289,9 +324,15 @@ def _earlier(cell: Cell, folder: Path) -> Outcome | None:
     path = _path(folder, cell)
     asked, wanted = _beside(path, "toml"), dump(cell.config)
     if path.exists() and asked.exists() and asked.read_text(encoding="utf-8") != wanted:
-        raise UserError(f"{folder} holds the cell '{cell.name}' with other settings ({asked}): choose another --out.")
+        raise UserError(
+            f"{folder} holds the cell '{cell.name}' with other settings ({asked}): choose another {_out(cell)}."
+        )
     summary = finished(path)
     return None if summary is None else Outcome(cell, path, summary, None)
+
+
+def _out(cell: Cell) -> str:
+    return "out" if PYTHON in cell.config else "--out"
 
 
 def _make_room(cell: Cell, folder: Path) -> None:

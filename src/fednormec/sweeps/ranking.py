@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.config.schema import Config, dump
+from fednormec.config.settings import PYTHON
 from fednormec.engine.figures import TEST, by_importance, figure_of, may_be_public
 from fednormec.errors import UserError, known, note, visible
 from fednormec.privacy.labels import NOT_PRIVATE, up
@@ -51,7 +52,14 @@ class Row(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Sweep that has finished: its rows, the best first, those without a value last."""
+    """Sweep that has finished.
+
+    Attributes:
+        folder: where the runs, table.csv and table.md are stored.
+        metric: what they are ranked by.
+        rows: settings with their runs, those with other seeds together; the best first, those without a value last.
+        price: what all private runs cost together; None if none is private.
+    """
 
     folder: Path
     metric: str
@@ -67,6 +75,13 @@ class Sweep(NamedTuple):
     def best(self) -> Row | None:
         """Best row that is whole: no cell of it failed or diverged."""
         return next((row for row in self.rows if row.value is not None and not row.trouble), None)
+
+    def text(self) -> str:
+        """Returns the table for a terminal, the best cell, the price, and what failed."""
+        return text(self)
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 def sweep(
@@ -92,7 +107,19 @@ def sweep(
     _check_all(cells, metric)
     for said in notes:
         note(said)
-    outcomes = run_all(cells, folder, workers, tell)
+    return concluded(run_all(cells, folder, workers, tell), folder, metric)
+
+
+def concluded(outcomes: Sequence[Outcome], folder: Path, metric: str | None = None) -> Sweep:
+    """Ranks and prices cells that have ended, and leaves table.csv, table.md and best.toml in the folder.
+
+    There is no best.toml of cells that came from Python, since no config can give them.
+
+    Args:
+        outcomes: how the cells ended.
+        folder: where they are stored.
+        metric: what they are ranked by, as in `sweep`.
+    """
     metric = metric or _default_metric(outcomes)
     rows = _ranked(outcomes, metric)
     price = price_of(run_folders(folder), None if _public(rows, metric) else metric)
@@ -100,7 +127,7 @@ def sweep(
     _write_table(done)
     best = folder / "best.toml"
     best.unlink(missing_ok=True)
-    if done.best is not None:
+    if done.best is not None and not _from_python(done.best):
         best.write_text(dump(_without_stream(done.best.outcomes[0].cell.config)), encoding="utf-8")
     return done
 
@@ -118,7 +145,8 @@ def text(done: Sweep) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
              for line in (head, *body)]  # fmt: skip
     if done.best is not None:
-        lines += ["", f"best      {done.best.label}: {_value(done.best)}  (fednormec run {done.folder}/best.toml)"]
+        here = done.best.outcomes[0].path if _from_python(done.best) else f"fednormec run {done.folder}/best.toml"
+        lines += ["", f"best      {done.best.label}: {_value(done.best)}  ({here})"]
     lines += [f"tuning    {line}" for line in ([] if done.price is None else [price_text(done.price)])]
     lines += [f"failed    {outcome.cell.name}: {outcome.error}" for outcome in done.failed]
     lines += [f"folder    {done.folder}  (table.csv, table.md; fednormec report {done.folder})"]
@@ -256,6 +284,10 @@ def _epsilon(row: Row) -> str:
 
 def _protects_nobody(row: Row) -> bool:
     return any(o.summary is not None and o.summary.get("private") is False for o in row.outcomes)
+
+
+def _from_python(row: Row) -> bool:
+    return PYTHON in row.outcomes[0].cell.config
 
 
 def _without_stream(config: Config) -> Config:
