@@ -15,7 +15,7 @@ class Server(NamedTuple):
 
     Attributes:
         x: the model, (d,).
-        memory: the server's own memory, empty or one vector.
+        memory: the server's own memory, a flat vector of any length, such as two moments one after the other; or empty.
         round: number of rounds that led here.
     """
 
