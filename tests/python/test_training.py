@@ -393,6 +393,31 @@ def test_a_mistake_leaves_nothing_behind(tmp_path: Path, asked: dict[str, Any], 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ((METHOD, QUADRATIC), "problem is a problem, such as fn.NeuralProblem(...), not of type Algorithm."),
+        ((QUADRATIC, QUADRATIC), "algorithm is a method, such as fn.fed_normec(fn.gd(0.1)), not of type Quadratic."),
+        ((QUADRATIC, fn.fed_avg), "algorithm is a method, such as fn.fed_normec(fn.gd(0.1)), not of type function."),
+        ((QUADRATIC, None), "algorithm is a method, such as fn.fed_normec(fn.gd(0.1)), not None."),
+        ((QUADRATIC, METHOD, 0.2), "participation is a rule, such as fn.poisson(0.2), not 0.2."),
+        ((QUADRATIC, METHOD, PRIVATE), "participation is a rule, such as fn.poisson(0.2), not of type Privacy."),
+        ((QUADRATIC, METHOD, None, 4.0), "privacy is what to keep to, such as fn.Privacy(epsilon=4), not 4.0."),
+    ],
+)
+def test_values_in_each_others_place_are_said(tmp_path: Path, unfinished: Path, asked: Any, said: str) -> None:
+    for call in (
+        lambda: fn.train(*asked, rounds=2),
+        lambda: fn.train(*asked, rounds=2, out=tmp_path / "out"),
+        lambda: fn.resume(unfinished, *asked),
+        lambda: fn.sweep(*asked, rounds=2, out=tmp_path / "out", quiet=True),
+    ):
+        with pytest.raises(fn.UserError) as found:
+            call()
+        assert str(found.value).endswith(said) or "needs 'local'" in str(found.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_checkpoints_need_a_folder() -> None:
     with pytest.raises(fn.UserError, match="checkpoint_rounds is for a run with a folder: give out"):
         fn.train(QUADRATIC, METHOD, rounds=3, checkpoint_rounds=1)

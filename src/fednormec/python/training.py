@@ -25,7 +25,7 @@ from fednormec.errors import Diverged, UserError
 from fednormec.files import read_json
 from fednormec.privacy.mechanism import Plan, Privacy
 from fednormec.privacy.statement import Statement, state
-from fednormec.python.values import Values, begun, known_again
+from fednormec.python.values import Values, begun, known_again, require_kinds
 from fednormec.results.reading import read_run
 from fednormec.results.report import with_report
 from fednormec.runs.folder import VECTOR, how_to_resume
@@ -92,6 +92,7 @@ def train(
     if out is None:
         if checkpoint_rounds is not None:
             raise UserError("checkpoint_rounds is for a run with a folder: give out, such as out='runs/mine'.")
+        require_kinds(values)
         return _in_memory(values, rounds, seed, evaluate_every, place, observers, stop_when)
     Watch(observers)  # raises UserError now if one of them is no observer
     asked = {"rounds": rounds, "seed": seed, "evaluate_every": evaluate_every, "checkpoint_rounds": checkpoint_rounds}

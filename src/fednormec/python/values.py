@@ -17,7 +17,7 @@ from fednormec.core.fingerprint import fingerprint
 from fednormec.core.participation import Participation, full
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
-from fednormec.errors import UserError, note
+from fednormec.errors import UserError, note, visible
 from fednormec.privacy.mechanism import Privacy
 
 LARGEST = 2**63  # TOML's whole numbers have 64 bits
@@ -40,6 +40,22 @@ class Values(NamedTuple):
     x0: Tensor | None = None
 
 
+def require_kinds(values: Values) -> None:
+    """Raises UserError if one of the values is of another kind, such as two of them in each other's place."""
+    kinds: dict[str, tuple[type, str]] = {
+        "algorithm": (Algorithm, "a method, such as fn.fed_normec(fn.gd(0.1))"),
+        "participation": (Participation, "a rule, such as fn.poisson(0.2)"),
+        "privacy": (Privacy, "what to keep to, such as fn.Privacy(epsilon=4)"),
+        "x0": (Tensor, "a flat vector of torch"),
+    }
+    if not hasattr(values.problem, "grad") or isinstance(values.problem, type | Tensor):
+        raise UserError(f"problem is a problem, such as fn.NeuralProblem(...), not {_briefly(values.problem)}.")
+    for name, (kind, words) in kinds.items():
+        value = getattr(values, name)
+        if not isinstance(value, kind) and (value is not None or name == "algorithm"):
+            raise UserError(f"{name} is {words}, not {_briefly(value)}.")
+
+
 def begun(values: Values, run: Section, settings: Mapping[str, Section] | None = None) -> Experiment:
     """Returns the experiment of a new run; raises UserError if its config could not hold what was asked.
 
@@ -48,6 +64,7 @@ def begun(values: Values, run: Section, settings: Mapping[str, Section] | None =
         run: settings of [run] that are given, as numbers.
         settings: further entries of [problem] and [method], by which readers tell runs apart.
     """
+    require_kinds(values)
     problem, algorithm, rule, privacy, x0 = values
     x = problem.init(generator(0, "init"))
     given = {"dtype": str(x.dtype).removeprefix("torch."), "device": str(x.device), **run}
@@ -77,6 +94,7 @@ def known_again(config: Config, values: Values, rounds: int | None = None) -> Ex
         values: what the program gives.
         rounds: number of rounds, if the program gives it.
     """
+    require_kinds(values)
     problem, algorithm, _, _, x0 = values
     run = RunSettings(**check("[run]", config.get("run", {}), RunSettings))
     if rounds not in (None, run.rounds):
@@ -101,6 +119,12 @@ def plain(value: Any) -> Any:
     """Returns a number of numpy or torch as Python's own; anything else as it is."""
     scalar = isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
     return value.item() if scalar else value
+
+
+def _briefly(value: object) -> str:
+    """Returns a value as an error names it: a number or a text as it is, of anything else its type."""
+    short = value is None or isinstance(value, bool | int | float | str)
+    return visible(repr(value), 40) if short else f"of type {type(value).__name__}"
 
 
 def _sizes(problem: Problem) -> Section:
