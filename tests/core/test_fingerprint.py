@@ -110,6 +110,14 @@ def test_a_number_of_numpy_is_the_number() -> None:
     assert fingerprint(np.float64(0.5), np.int32(3), np.bool_(True)) == fingerprint(0.5, 3, True)
 
 
+def test_a_problem_counts_by_its_sizes_wherever_a_method_reads_it() -> None:
+    """Fingerprints of methods stand in configs, which are public; digests of problems are apart."""
+    problems = [fn.random_quadratic(9, dim, seed=seed) for dim, seed in ((3, 1), (3, 2), (4, 1))]
+    one, other, larger = (fingerprint(lambda x, p=problem: x / p.num_clients) for problem in problems)
+    assert one == other != larger
+    assert len({problem.digest() for problem in problems}) == 3
+
+
 def test_what_holds_itself_comes_to_an_end() -> None:
     one, other = Held(1), Held(1)
     one.value, other.value = [one], [other]

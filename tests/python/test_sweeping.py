@@ -95,6 +95,13 @@ def test_anything_can_be_made_by_a_function_and_swept_over(tmp_path: Path) -> No
     assert done.price is not None and "deals the data anew" in done.price.note
 
 
+def test_names_of_any_script_are_names(tmp_path: Path) -> None:
+    done = swept(tmp_path / "out", PROBLEM, lambda τ: clipped(τ), grid={"τ": [0.1, 1.0]})
+    assert {row.label for row in done.rows} == {"τ=0.1", "τ=1"} and not done.failed
+    assert {row[0].strip("* ") for row in fn.compare(done).rows} == {"τ=0.1", "τ=1"}
+    assert len(swept(tmp_path / "out", PROBLEM, lambda τ: clipped(τ), grid={"τ": [0.1, 1.0]}).rows) == 2
+
+
 def test_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Any = {"grid": {"tau": [0.1, 0.5, 1.0]}, "seeds": [0, 1]}
     whole = swept(tmp_path / "whole", PROBLEM, clipped, None, PRIVATE, **asked)

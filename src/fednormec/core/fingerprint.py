@@ -24,6 +24,7 @@ PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 Part = str | bytes | memoryview
+SIZES = ("num_clients", "dim", "tile")  # what every problem has
 ADDRESS = " at 0x"  # what a repr says that is another in every process
 
 
@@ -141,10 +142,13 @@ class _Reader:
     def _object(self, value: Any) -> Iterator[Part]:
         """Yields the type and what is known of an object: what it wraps, its attributes, else how it describes itself.
 
-        What describes itself by an address only, such as a lock, counts by its type.
+        What describes itself by an address only, such as a lock, counts by its type. A problem counts by its type and
+        sizes: a method may read these, and its fingerprint must not follow from clients' data.
         """
         yield self.of(type(value))
-        if hasattr(value, "__wrapped__"):
+        if all(hasattr(value, name) for name in SIZES):
+            yield from (self.of(getattr(value, name)) for name in SIZES)
+        elif hasattr(value, "__wrapped__"):
             yield self.of(value.__wrapped__)
         elif hasattr(value, "__dict__"):
             yield self.of(vars(value))
