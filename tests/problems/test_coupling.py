@@ -18,6 +18,7 @@ import fednormec as fn
 import fednormec.sweeps.ranking
 from fednormec.config.assemble import assemble
 from fednormec.config.datasets import federated_data
+from fednormec.config.own import Loading
 from fednormec.core.local import Moment
 from fednormec.core.randomness import generator
 from fednormec.data import FederatedData, from_arrays, hold_out, split
@@ -193,7 +194,7 @@ def test_messages_after_a_deal_of_examples_without_owners(tmp_path, partition, l
     np.savez(tmp_path / "all.npz", x=x, y=y)
     config = config_of(tmp_path / "all.npz", "neural", local)
     config["data"] |= {"partition": partition, "clients": 5}
-    data = federated_data(config, {}, 0)
+    data = federated_data(config, {}, 0, Loading()).data
     assert data.test is not None and not data.held_out
     rest = {name: section for name, section in config.items() if name != "data"}
     before = assemble(rest, data)
@@ -259,7 +260,7 @@ def test_fewer_test_examples_change_nothing_that_is_trained_on(tmp_path):
     source = written(tmp_path / "all", "named", benign())
     whole, part = (config_of(source, "neural", "gd") for _ in range(2))
     part["data"]["test_examples"] = 2
-    one, other = federated_data(whole, {}, 0), federated_data(part, {}, 0)
+    one, other = (federated_data(asked, {}, 0, Loading()).data for asked in (whole, part))
     assert one.held_out and other.held_out and len(other.test) == 2 < len(one.test) == 6
     assert all(np.array_equal(a.x, b.x) for a, b in zip(one.clients, other.clients, strict=True))
 
@@ -329,7 +330,9 @@ def test_what_would_let_clients_decide_about_each_other_is_refused(tmp_path):
         asked(classes=0)
     assert asked(classes=9).problem.dim > asked().problem.dim
     folder = config_of(written(tmp_path / "folder", "folder", benign()), "neural", "gd")
-    assert assemble(folder).config["data"] == {"source": str(tmp_path / "folder"), "classes": CLASSES}
+    assert assemble(folder).config["data"] == {
+        "source": str(tmp_path / "folder"), "classes": CLASSES, "inputs": "numbers", "targets": "classes",
+    }  # fmt: skip
 
 
 def test_clients_of_unlike_numbers_are_refused():
