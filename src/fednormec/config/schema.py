@@ -114,6 +114,8 @@ def as_toml(value: Any) -> str:
         return f'"{"".join(map(_escaped, value))}"'
     if isinstance(value, tuple | list):
         return f"[{', '.join(as_toml(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {as_toml(item)}" for key, item in value.items()) + "}"
     return repr(value)
 
 

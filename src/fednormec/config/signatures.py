@@ -2,7 +2,7 @@
 
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from fednormec.errors import UserError
@@ -42,21 +42,25 @@ def parameters(build: Callable[..., Any], given: int = 0, where: str = "") -> di
 def typed(where: str, value: Any, hint: Any) -> Any:
     """Returns the value in the hinted type; raises UserError, which says where, if it is of another.
 
-    Whole numbers pass as floats, lists as sequences; nothing else is converted.
+    Whole numbers pass as floats, lists as sequences, tables as mappings; nothing else is converted.
     """
     if hint is Any:
         return value
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return typed(where, value, _main(args))
+        return typed(where, value, _arm(where, value, _arms(args)))
     if origin is Literal:
         if value not in args:
             raise UserError(f"{where} must be {' or '.join(repr(a) for a in args)}, not {value!r}.")
         return value
     if _is_list(origin):
         if not isinstance(value, list):
-            raise UserError(f"{where} must be a list, such as [64, 64], not {value!r}.")
+            raise UserError(f"{where} must be {_example(hint)}, not {value!r}.")
         return tuple(typed(where, item, args[0]) for item in value)
+    if _is_table(origin):
+        if not isinstance(value, dict):
+            raise UserError(f"{where} must be {_example(hint)}, not {value!r}.")
+        return {key: typed(f"{where}.{key}", item, args[1]) for key, item in value.items()}
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
@@ -83,17 +87,55 @@ def in_words(hint: Any) -> str:
         return "anything"
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return in_words(_main(args))
+        return " or ".join(map(in_words, _arms(args)))
     if origin is Literal:
-        return "one of " + ", ".join(f'"{word}"' for word in args)
+        return "one of " + ", ".join(f'"{word}"' for word in args) if len(args) > 1 else f'"{args[0]}"'
     if _is_list(origin):
-        return f"a list of {in_words(args[0]).removeprefix('a ')}s"
+        items = in_words(args[0])
+        return f"a list, each {items}" if " or " in items else f"a list of {items.removeprefix('a ')}s"
+    if _is_table(origin):
+        return f"a table, each value {in_words(args[1])}"
     return WORDS.get(hint, str(hint))
 
 
-def _main(hints: tuple[Any, ...]) -> Any:
-    """Returns the type of `type | None`."""
-    return next(hint for hint in hints if hint is not type(None))
+def _arms(hints: tuple[Any, ...]) -> list[Any]:
+    """Returns the types of a union but for None."""
+    return [hint for hint in hints if hint is not type(None)]
+
+
+def _arm(where: str, value: Any, hints: Sequence[Any]) -> Any:
+    """Returns the type of several that the value is meant in: a table, a list, a text, a number."""
+    shape = float if type(value) is int else type(value)
+    fitting = [hint for hint in hints if _shape_of(hint) is shape] or [hint for hint in hints if len(hints) == 1]
+    if not fitting:
+        raise UserError(f"{where} must be {' or '.join(map(_example, hints))}, not {value!r}.")
+    return fitting[0]
+
+
+def _shape_of(hint: Any) -> Any:
+    """Returns the Python type of what TOML has for this hint; float for all numbers."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        return type(get_args(hint)[0])
+    if origin is None:
+        return float if hint is int else hint
+    return dict if _is_table(origin) else list
+
+
+def _example(hint: Any) -> str:
+    """Returns what a parameter with this hint takes, by an example where that is shorter."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(repr(word) for word in args)
+    if _is_table(origin):
+        return "a table, such as {age = [40, 20]}"
+    if origin is not None:
+        return 'a list, such as ["a", "b"]' if str in (args[0], *get_args(args[0])) else "a list, such as [64, 64]"
+    return WORDS.get(hint, str(hint))
+
+
+def _is_table(origin: Any) -> bool:
+    return inspect.isclass(origin) and issubclass(origin, Mapping)
 
 
 def _is_list(origin: Any) -> bool:
