@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 PARTS = {"data": fn.data, "theory": fn.theory, "models": fn.models}
 PUBLIC = {
     "data": {
-        "Examples", "FederatedData", "Kind", "NpzData", "by_ids", "cifar10", "digits", "dirichlet", "fashion_mnist",
-        "federate",
-        "fetch", "from_arrays", "hold_out", "iid", "read_folder", "read_npz", "shards", "split",
+        "Columns", "Examples", "FederatedData", "Kind", "NpzData", "by_ids", "cifar10", "digits", "dirichlet",
+        "fashion_mnist", "federate", "fetch", "from_arrays", "from_frame", "hold_out",
+        "iid", "read_folder", "read_npz", "read_table", "shards", "split",
     },
     "theory": {
         "Condition", "Constants", "Course", "Guarantee", "Measured", "Noise", "Promise", "Settings", "constants_of",

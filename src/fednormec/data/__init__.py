@@ -1,8 +1,10 @@
-"""Clients' data: where it comes from (`sources`; `images`, once fetched), in which formats, and who holds which
-example (`partition`).
+"""Clients' data: where they come from (`sources`, `tables`; `images`, once fetched), how
+a table becomes numbers (`columns`, `encoding`), and who holds which example (`partition`).
 May use: errors, files.
 """
 
+from fednormec.data.columns import Columns
+from fednormec.data.encoding import from_frame, read_table
 from fednormec.data.fetching import fetch
 from fednormec.data.images import cifar10, fashion_mnist
 from fednormec.data.partition import by_ids, dirichlet, iid, shards
@@ -21,6 +23,7 @@ from fednormec.data.sources import (
 )
 
 __all__ = [
+    "Columns",
     "Examples",
     "FederatedData",
     "Kind",
@@ -33,10 +36,12 @@ __all__ = [
     "federate",
     "fetch",
     "from_arrays",
+    "from_frame",
     "hold_out",
     "iid",
     "read_folder",
     "read_npz",
+    "read_table",
     "shards",
     "split",
 ]
