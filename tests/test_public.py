@@ -24,7 +24,7 @@ PARTS = {"data": fn.data, "theory": fn.theory, "models": fn.models}
 PUBLIC = {
     "data": {
         "Columns", "Examples", "FederatedData", "Kind", "NpzData", "by_ids", "cifar10", "digits", "dirichlet",
-        "fashion_mnist", "federate", "fetch", "from_arrays", "from_frame", "hold_out",
+        "fashion_mnist", "federate", "fetch", "from_arrays", "from_dataset", "from_datasets", "from_frame", "hold_out",
         "iid", "read_folder", "read_npz", "read_table", "shards", "split",
     },
     "theory": {

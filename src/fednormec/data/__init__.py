@@ -1,4 +1,4 @@
-"""Clients' data: where they come from (`sources`, `tables`; `images`, once fetched), how
+"""Clients' data: where they come from (`sources`, `tables`, `pictures`, `torch_datasets`; `images`, once fetched), how
 a table becomes numbers (`columns`, `encoding`), and who holds which example (`partition`).
 May use: errors, files.
 """
@@ -21,6 +21,7 @@ from fednormec.data.sources import (
     read_npz,
     split,
 )
+from fednormec.data.torch_datasets import from_dataset, from_datasets
 
 __all__ = [
     "Columns",
@@ -36,6 +37,8 @@ __all__ = [
     "federate",
     "fetch",
     "from_arrays",
+    "from_dataset",
+    "from_datasets",
     "from_frame",
     "hold_out",
     "iid",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from fednormec.data.items import gathered, is_dataset
 from fednormec.errors import UserError, at_least_one
 
 if TYPE_CHECKING:
@@ -248,7 +249,8 @@ def read_folder(path: str | Path, classes: int | None = None, kind: Kind = USUAL
     examples = {file.stem: _read_client(file, kind) for file in files}
     test = examples.pop("test", None)
     if not examples:
-        raise UserError(f"expected one .npz file per client in {path}, found none; write each client's x and y there")
+        raise UserError(f"expected one .npz file per client in {path}, found none; write each client's x and y there, "
+                        "or put images into a folder for each class")  # fmt: skip
     return FederatedData(tuple(examples.values()), test, tuple(examples), classes)
 
 
@@ -322,7 +324,7 @@ def from_arrays(
     """Makes federated data from Python objects; clients are called 0, 1, ...
 
     Args:
-        clients: per client one (x, y) pair of numpy arrays or torch tensors, or Examples.
+        clients: per client one (x, y) pair of numpy arrays or torch tensors, or Examples, or a torch Dataset.
         test: test set in the same form; None: there is none.
         kind: kind of the numbers in the pairs.
 
@@ -339,16 +341,17 @@ def given_data(found: Any, whose: str, kind: Kind, classes: int | None = None) -
     """Returns what a function of the user's gave: data of clients, or examples that are yet to be dealt out.
 
     Args:
-        found: a mapping from names to (x, y) pairs, where "test" is the public test set; a list of such pairs; or
-            FederatedData. To be dealt out: a pair (x, y), or (x, y, client) with an id for each example; or Examples.
+        found: a mapping from names to (x, y) pairs or torch Datasets, where "test" is the public test set; a list of
+            such pairs or Datasets; or FederatedData. To be dealt out: a pair (x, y), or (x, y, client) with an id for
+            each example; Examples; or a torch Dataset.
         whose: what errors call it.
         kind: kind of the numbers in x and y.
         classes: number of classes; None: the labels tell.
     """
     if isinstance(found, FederatedData):
         return replace(found, classes=classes) if classes is not None else found
-    if isinstance(found, Examples):
-        return NpzData(found, None, None)
+    if isinstance(found, Examples) or is_dataset(found):
+        return NpzData(_pair(found, whose, kind), None, None)
     if isinstance(found, Mapping):
         clients = {str(name): _pair(pair, f"{whose}, client {name}", kind) for name, pair in found.items()}
         test = clients.pop("test", None)
@@ -429,6 +432,8 @@ def _examples(x: Any, y: Any, where: str, kind: Kind) -> Examples:
 def _pair(pair: Any, where: str, kind: Kind) -> Examples:
     if isinstance(pair, Examples):
         return pair
+    if is_dataset(pair):
+        pair = gathered(pair, where)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UserError(f"{where}: expected a pair (x, y), got {type(pair).__name__}; write (x, y)")
     return _examples(pair[0], pair[1], where, kind)

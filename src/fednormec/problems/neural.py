@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, Dataset
 
 from fednormec.core.fingerprint import fingerprint
 from fednormec.core.problem import Metrics, tile_size
@@ -372,6 +373,11 @@ class NeuralProblem:
         return "vmap" if trouble is None else "loop"
 
     def _pair(self, pair: Iterable[Any], whose: str, copy: bool = True) -> tuple[Tensor, Tensor]:
+        if isinstance(pair, Dataset | DataLoader):
+            raise UserError(
+                f"{whose} is a {type(pair).__name__}, and expected are all its inputs and targets: call data = "
+                "fn.data.from_datasets(datasets, test), and give data.clients and data.test."
+            )
         x, y = (self._tensor(values, copy) for values in pair)
         if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
             raise UserError(f"{whose} has inputs of shape {tuple(x.shape)} but targets of shape {tuple(y.shape)}.")
