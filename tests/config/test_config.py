@@ -528,7 +528,7 @@ def test_the_digits_can_be_pooled_drawn_and_tested_in_part(tmp_path: Path) -> No
     experiment = quickstart("data.pool=true", "data.clients=4", "data.examples=30", "data.test_examples=5")
     expected = {"source": "digits", "partition": "dirichlet", "pool": True, "test_fraction": 0.1, "examples": 30}
     others = {"test_examples": 5, "classes": None, "clients": 4, "concentration": 0.5}
-    others |= {"inputs": "numbers", "targets": "classes"}
+    others |= {"inputs": "numbers", "targets": "classes", "test": None}
     assert experiment.config["data"] == expected | others
     assert same_again(experiment, tmp_path)
 

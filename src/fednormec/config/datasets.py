@@ -10,10 +10,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fednormec.config.forms import KEYS, Asked, Form, form_of
 from fednormec.config.own import SECONDS_TO_LOAD, Loading, is_own
 from fednormec.config.schema import Call, Config, Section, check
 from fednormec.config.settings import (
     DATA_SETTINGS,
+    DEALING,
     DataSettings,
 )
 from fednormec.core.randomness import generator
@@ -38,6 +40,7 @@ from fednormec.data.sources import Takeable, given_data
 from fednormec.errors import UserError, known
 
 Parts = list[np.ndarray]
+OTHERS = (".txt", ".dat", ".data", ".xls", ".xlsx", ".json", ".jsonl", ".feather", ".arrow", ".pkl", ".pickle", ".pt")
 OF_CLIENTS = ("source", "classes", "inputs", "targets")  # settings that remain where clients have data of their own
 
 
@@ -64,6 +67,10 @@ def federated_data(config: Config, resolved: Config, seed: int, load: Loading) -
     others = {k: v for k, v in given.items() if k not in DATA_SETTINGS}
     if is_own(source) and not os.path.exists(source):
         return _from_code(config, resolved, asked, others, kind, seed, load)
+    form = None if source in BUILT_IN else form_of(source)
+    if form is not None:
+        return _in_form(form, config, resolved, asked, others, kind, seed)
+    _require_no_form(given, source)
     if source not in BUILT_IN and os.path.isdir(source):
         _require_nothing_to_deal(given, "from a folder, one file per client,", f"in the folder {source} each file is "
                                  "a client")  # fmt: skip
@@ -90,6 +97,27 @@ def _dealt_out(
     asked = replace(asked, partition=partition, test_fraction=fraction)
     resolved["data"] = {**asdict(asked), **deal.arguments}
     return _dealt(held, deal, asked, seed)
+
+
+def _in_form(
+    form: Form, config: Config, resolved: Config, asked: DataSettings, others: Section, kind: Kind, seed: int
+) -> Loaded:
+    """Returns the data of a table or a folder of images, whose constants are then spelled out."""
+    for key in others:
+        known("setting in [data]", key, [*DATA_SETTINGS, *form.keys, *DEALING])
+    settings = form.settings(asked.source, {key: value for key, value in others.items() if key in form.keys})
+    read = form.read(Asked(asked.source, asked.test, kind, asked.classes, "privacy" in config), settings)
+    rest = {key: value for key, value in others.items() if key not in form.keys}
+    asked = replace(asked, classes=read.classes)
+    data = _dealt_out(config, resolved, Held(read.train, read.test, read.client_ids), asked, rest, seed)
+    resolved["data"] |= read.settings
+    return Loaded(data, data.digest)
+
+
+def _require_no_form(given: Section, source: str) -> None:
+    for key in given:
+        if key in KEYS or key == "test":
+            raise UserError(f"[data] {key} is for tables and folders of images, and {source} is neither: leave it out.")
 
 
 def _from_code(
@@ -147,6 +175,9 @@ def _held(source: str, kind: Kind, raw: bool) -> Held:
         near = difflib.get_close_matches(source.replace("-", "_"), BUILT_IN, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "check the path."
         raise UserError(f"there is no data set, file or folder '{source}'; {hint}")
+    if source.lower().endswith(OTHERS):
+        raise UserError(f"{source} is in no form that is read here: save it as a table, .csv or .parquet, or as .npz "
+                        "with x and y.")  # fmt: skip
     return Held(*read_npz(source, kind))
 
 
@@ -165,7 +196,8 @@ def _require_own_data(partition: str, asked: DataSettings, private: bool) -> Non
         raise UserError(
             f"{asked.source} names a client for each example, but partition = '{partition}' deals the examples out to "
             "clients that are made up: ε would be for these and not for those who own the data. Take partition = "
-            "'by_ids', or, if the examples have no owners, a file without the key 'client'."
+            "'by_ids', or, if the examples have no owners, a file without the key 'client', or a table without "
+            "data.client."
         )
 
 
@@ -262,7 +294,8 @@ def _deal_shards(
 def _deal_by_ids(labels: np.ndarray, ids: np.ndarray | None, rng: np.random.Generator) -> Parts:
     """Gives each client the examples that the data name it for (the key client of a .npz file)."""
     if ids is None:
-        raise UserError("partition = 'by_ids' needs data that name a client for each example (the key 'client').")
+        raise UserError("partition = 'by_ids' needs data that name a client for each example (the key 'client' of a "
+                        "file, data.client of a table).")  # fmt: skip
     return by_ids(ids)
 
 

@@ -48,6 +48,7 @@ class DataSettings:
         classes: number of classes, which is public; if left out, the largest label says it.
         inputs: kind of the numbers in x: "numbers", or "tokens", whole numbers that name something, such as words.
         targets: kind of the numbers in y: "classes" or "values"; by default what the loss compares with.
+        test: public test set of a table or a folder of images, in the same form.
     """
 
     source: str = "digits"
@@ -59,6 +60,7 @@ class DataSettings:
     classes: int | None = None
     inputs: Literal["numbers", "tokens"] = "numbers"
     targets: Literal["classes", "values"] | None = None
+    test: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class RunSettings:
 
 
 DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
+DEALING = ("clients", "concentration", "shards_per_client")  # settings of partitions, beside those of [data]
 
 
 @dataclass(frozen=True)
