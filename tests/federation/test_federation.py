@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
-from fednormec.data import Examples, Kind
+from fednormec.data import Examples
 from fednormec.engine.round import Round, record
 from fednormec.errors import Stopped, UserError, visible
 from fednormec.federation import client as at_client
@@ -586,13 +586,13 @@ def test_a_client_brings_data_as_a_file_or_a_function(tmp_path):
     (tmp_path / "load.py").write_text(LOAD)
     own = str(tmp_path / "own.npz")
     for source in (own, f"{tmp_path / 'load.py'}:own"):
-        assert np.array_equal(own_data(source, Kind()).x, x)
+        assert np.array_equal(own_data(source, config()).x, x)
     with pytest.raises(UserError, match="load.py:broken raised RuntimeError: no"):
-        own_data(f"{tmp_path / 'load.py'}:broken", Kind())
+        own_data(f"{tmp_path / 'load.py'}:broken", config())
     with pytest.raises(UserError, match="there is no file"):
-        own_data(f"{tmp_path / 'none.py'}:own", Kind())
+        own_data(f"{tmp_path / 'none.py'}:own", config())
     with pytest.raises(UserError, match="nowhere.to_be_found cannot be imported: it raised ModuleNotFoundError"):
-        own_data("nowhere.to_be_found:own", Kind())
+        own_data("nowhere.to_be_found:own", config())
 
 
 # folders and keys

@@ -45,7 +45,8 @@ def require_flower() -> None:
 INIT_HELP = """Make the folder of a federation. It holds settings, the certificate of the server, keys for all clients.
 
 DIR/clients/NAME is for the client of that name: send it there and delete it here. CONFIG is a TOML file as for
-`fednormec run`; its [data] is not used, each client brings its own.
+`fednormec run`; each client brings its own data. Of its [data], what says how a table or an image becomes numbers
+(label, features, labels, categories, missing, scale; size, channels) is part of what all agree on.
 
 \b
 Examples:
@@ -161,12 +162,14 @@ def serve(
 
 JOIN_HELP = """Take part in a federation with your own data. They stay on this machine; DIR is this client's folder.
 
-Data are a .npz file with x and y, or a function that returns both: module:function or file.py:function. The same
-command goes on after a crash: the memory is in DIR.
+Data are a .npz file with x and y; a table (.csv, .parquet) or a folder of images, which become numbers as [data] in
+federation.toml says; or a function that returns x and y: module:function or file.py:function. The same command goes on
+after a crash: the memory is in DIR.
 
 \b
 Examples:
   fednormec federation join client-1 --data mine.npz
+  fednormec federation join client-1 --data mine.csv
   fednormec federation join client-1 --data load.py:examples
   fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
 """
@@ -175,7 +178,7 @@ Examples:
 @app.command(help=JOIN_HELP, cls=Command)
 def join(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder that was made for this client.")],
-    data: Annotated[str, typer.Option(help="A .npz file, or module:function, or file.py:function.")],
+    data: Annotated[str, typer.Option(help="A .npz file, a table, images, or file.py:function.")],
     name: Annotated[str | None, typer.Option(help="The client's name.", show_default="DIR's")] = None,
     address: Annotated[str | None, typer.Option(help="Where the server is.", show_default="by the settings")] = None,
     insecure: Insecure = False,

@@ -13,16 +13,18 @@ import numpy as np
 from torch import Tensor
 
 from fednormec.config.assemble import Experiment, assemble
-from fednormec.config.schema import Config, check, dump, read
+from fednormec.config.forms import KEYS as OF_FORMS
+from fednormec.config.forms import read_agreed
+from fednormec.config.schema import Config, Section, check, dump, read
+from fednormec.config.settings import DATA_SETTINGS, DEALING
 from fednormec.core.problem import Metrics, Problem
 from fednormec.data import Examples, FederatedData, Kind
-from fednormec.data.sources import read_npz
 from fednormec.engine.planning import planned
-from fednormec.errors import UserError, at_least_one, positive, require_room
+from fednormec.errors import UserError, at_least_one, known, positive, require_room
 from fednormec.privacy.mechanism import Plan
 
 NAME, KEYS = "federation.toml", "keys"
-AGREED = ("problem", "features", "model", "local", "method", "participation", "privacy", "code")
+AGREED = ("data", "features", "problem", "model", "local", "method", "participation", "privacy", "code")
 AGREED_OF_RUN = ("rounds", "seed", "dtype")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -39,7 +41,7 @@ class FederationSettings:
         tokens: whether inputs are whole numbers that name something, such as words.
         address: where the server is found, host:port.
         deadline: seconds after which a client that has not answered does not take part in a round.
-        test: a .npz with x and y beside this file, public, for the server to evaluate with.
+        test: a .npz with x and y, or a table, beside this file, public, for the server to evaluate with.
     """
 
     clients: Sequence[str]
@@ -94,7 +96,9 @@ def for_server(config: Config, folder: Path) -> Federation:
     """Returns the federation as its server knows it: the test set, no client's data."""
     settings = federation_settings(config)
     nobody = Examples(np.zeros((1, *settings.inputs)), np.zeros((1, *settings.targets), np.int64), settings.kind)
-    test = None if settings.test is None else read_npz(folder / settings.test, settings.kind).train
+    test = None
+    if settings.test is not None:
+        test = read_agreed(str(folder / settings.test), encoding(config), settings.kind, settings.classes)
     data = FederatedData((nobody,), test, ("nobody",), settings.classes)
     return _federation(config, settings, data, None, folder)
 
@@ -155,6 +159,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def encoding(config: Config) -> Section:
+    """Returns how tables and images become numbers, as [data] says; what else it says is not for a federation."""
+    found = {key: value for key, value in config.get("data", {}).items() if key in OF_FORMS}
+    for key in config["data"] if found else ():
+        known("setting in [data]", key, [*OF_FORMS, *DATA_SETTINGS, *DEALING])
+    return found
+
+
 def federation_settings(config: Config) -> FederationSettings:
     """Returns the settings of [federation], checked."""
     return FederationSettings(**check("[federation]", config["federation"], FederationSettings))
@@ -181,6 +193,7 @@ def _federation(
                         "noise) or 'central' (the server is trusted).")  # fmt: skip
     about = check("[federation]", config["federation"], FederationSettings)
     resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
+    resolved |= {"data": encoding(config)} if encoding(config) else {}
     problem = _Party(experiment.problem, len(settings.clients), client)
     return Federation(settings, experiment._replace(problem=problem, config=resolved), _agreed(resolved))
 

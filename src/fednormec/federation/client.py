@@ -8,16 +8,18 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fednormec.config.forms import read_agreed
 from fednormec.config.own import SECONDS_TO_LOAD, is_own, own
+from fednormec.config.schema import Config
 from fednormec.core.algorithm import Server
 from fednormec.core.bounds import Adding
 from fednormec.core.local import Moment
 from fednormec.core.randomness import generator
-from fednormec.data import Examples, FederatedData, Kind, read_npz
+from fednormec.data import Examples, FederatedData
 from fednormec.data.sources import given_data
 from fednormec.engine.clients import computed, summed
 from fednormec.errors import BoundBroken, UserError
-from fednormec.federation.agreement import Federation
+from fednormec.federation.agreement import Federation, encoding, federation_settings
 from fednormec.federation.client_state import Kept, Releases, Store
 from fednormec.federation.messages import (
     LOST,
@@ -131,15 +133,18 @@ def _refused(request: Request, why: str) -> Reply:
     return Reply(request.round, request.nonce, REFUSED, why)
 
 
-def own_data(source: str, kind: Kind) -> Examples:
+def own_data(source: str, config: Config) -> Examples:
     """Returns a client's examples, which stay in this process.
 
     Args:
-        source: a .npz file with x and y, or a function that returns both, module:function or file.py:function.
-        kind: kind of numbers that the federation agreed on.
+        source: a .npz file with x and y, a table, a folder of images, or a function that returns x and y,
+            module:function or file.py:function.
+        config: what the federation agreed on.
     """
+    settings = federation_settings(config)
+    kind = settings.kind
     if not is_own(source) or Path(source).is_file():
-        return read_npz(source, kind).train
+        return read_agreed(source, encoding(config), kind, settings.classes)
     code = own(source, "--data")
     found = given_data(code.once(SECONDS_TO_LOAD), source, kind)
     if isinstance(found, FederatedData):

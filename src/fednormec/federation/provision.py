@@ -40,7 +40,8 @@ def make(
         folder: the folder, which must be empty or missing.
         names: names of the clients.
         inputs: the shape of one example.
-        classes: number of classes; None: as the settings say, or 10 where the loss compares with classes.
+        classes: number of classes; None: as the settings say, data.labels among them, or 10 where the loss compares
+            with classes.
         address: where the server is found, host:port.
         config: the settings to begin with; by default the package's own.
         targets: the shape of one example's target.
@@ -55,7 +56,8 @@ def make(
     own |= {} if classes is None else {"classes": classes}
     asked["federation"] = asked.get("federation", {}) | own
     if targets_of(asked) == "classes":
-        asked["federation"].setdefault("classes", CLASSES)
+        labels = asked.get("data", {}).get("labels")
+        asked["federation"].setdefault("classes", len(labels) if isinstance(labels, list) else CLASSES)
     beside = folder if config is None else config.parent
     found = for_server(asked, beside)  # raises UserError now if something does not fit together
     settings, code = found.settings, found.experiment.config.get("code", {})

@@ -19,7 +19,6 @@ from fednormec.errors import Stopped, UserError, note
 from fednormec.federation.agreement import (
     KEYS,
     Federation,
-    federation_settings,
     for_client,
     for_server,
     is_loopback,
@@ -135,7 +134,7 @@ def join(
     require_locks()
     name = name or folder.resolve().name
     config = read_federation(folder)
-    federation = for_client(config, name, own_data(data, federation_settings(config).kind), folder)
+    federation = for_client(config, name, own_data(data, config), folder)
     plan = federation.plan
     require_consent(plan, not_private)
     where = address or federation.settings.address
