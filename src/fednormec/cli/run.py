@@ -21,6 +21,7 @@ Examples:
   fednormec run my.toml --out runs/first
   fednormec run --set run.rounds=50 --set method.beta=0.05
   fednormec run --set data.source=mydata.npz --set data.clients=50
+  fednormec run --set data.source=mine.csv --set data.label=outcome --set data.client=hospital
   fednormec run --set method.name=dp_fed_avg_clip --set method.tau=0.5
   fednormec run --set privacy.epsilon=1                     calibrated to another budget
   fednormec run --set privacy.noise_std=2                   your own noise; its true ε is reported
