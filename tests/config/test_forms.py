@@ -120,7 +120,7 @@ def test_another_partition_keeps_what_the_columns_mean() -> None:
     assert dealt == set(DEALING)
     before = config(partition="dirichlet", concentration=0.1, clients=3)
     after = changed(before, {"data.partition": "iid"})["data"]
-    assert before["data"].keys() - after.keys() == {"concentration", "clients"}
+    assert before["data"].keys() - after.keys() == {"concentration"}
 
 
 # What a run makes of them

@@ -5,10 +5,13 @@ from typing import Any, NamedTuple
 from fednormec.algorithms.methods import USED_BY_BOUND
 from fednormec.config.constructors import CONSTRUCTORS
 from fednormec.config.datasets import OF_CLIENTS
+from fednormec.config.forms import TABLE, form_of
+from fednormec.config.own import is_own
 from fednormec.config.settings import DATA_SETTINGS, DEFAULT_NAMES, DataSettings
 from fednormec.config.signatures import Parameter, fits, in_words
 from fednormec.data.contents import Contents, contents
-from fednormec.data.names import built_in_name
+from fednormec.data.names import BUILT_IN, built_in_name
+from fednormec.data.pictures import names_clients
 
 Settings = dict[str, Any]
 
@@ -44,7 +47,7 @@ def lost(section: str, old: Settings, given: Settings) -> Lost:
         given: settings that were given now, another choice among them; all of these stay.
     """
     if section == "data":
-        before, now = _names_of_data(old, contents(_source(old))), _taken_of_data(old, given)
+        before, now = _names_of_data(old, _brings(old)), _taken_of_data(old, given)
     else:
         before, now = _names(section, old), _taken(section, old, given)
     if now.keys is None:
@@ -99,7 +102,7 @@ def _taken_of_data(old: Settings, given: Settings) -> Taken:
     where the partition is by their names: by default the data then have the clients that they name, if any.
     """
     new = {**old, **given}
-    before, now = contents(_source(old)), contents(_source(new))
+    before, now = _brings(old), _brings(new)
     if now is None:
         return Taken(_names_of_data(new, now), {})
     if now.folder:
@@ -140,6 +143,24 @@ def _partition(settings: Settings, brings: Contents | None) -> Any:
     """Returns the partition; None if it hangs on a source of which nothing is known."""
     default = None if brings is None else "by_ids" if brings.clients else "iid"
     return default if settings.get("partition") is None else settings["partition"]
+
+
+def _brings(settings: Settings) -> Contents | None:
+    """Returns what the source brings; None if nobody can tell.
+
+    A table names its clients if a setting says in which column. A function of the user's own is taken to name them, so
+    that what it returns is dealt out only by settings that were meant for it.
+    """
+    source = _source(settings)
+    if not isinstance(source, str) or built_in_name(source) in BUILT_IN:
+        return contents(source)
+    if is_own(source):
+        return Contents(clients=True)
+    form = form_of(source) if "\0" not in source else None
+    if form is None:
+        return contents(source)
+    named = settings.get("client") is not None if form is TABLE else names_clients(source)
+    return Contents(clients=named, test=settings.get("test") is not None)
 
 
 def _source(settings: Settings) -> Any:

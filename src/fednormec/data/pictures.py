@@ -64,6 +64,12 @@ def is_picture_folder(source: str | Path) -> bool:
     return Path(source).is_dir() and next(_files(Path(source)), None) is not None
 
 
+def names_clients(source: str | Path) -> bool:
+    """Returns whether a folder of images has a folder for each client, and not only for each class."""
+    first = next(_files(Path(source)), None)
+    return first is not None and len(first.relative_to(source).parts) > 2
+
+
 def read_pictures(source: str | Path, form: Pictures = AS_THEY_ARE) -> PictureFolder:
     """Reads folder/class/image, or folder/client/class/image, where the client called test is the public test set.
 
