@@ -7,6 +7,7 @@ import math
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fednormec.data import Columns, Kind, NpzData, from_frame, read_table
 from fednormec.data import tables as of_tables
 from fednormec.data.cells import BadCell, numbers
 from fednormec.data.columns import OTHER
+from fednormec.data.encoding import encoded
 from fednormec.data.estimating import settled
 from fednormec.data.tables import open_table
 from fednormec.errors import UserError
@@ -249,12 +251,15 @@ def test_clients_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
     assert mixed.names == ("10", "2", "x")
 
 
-def test_lists_of_numbers_are_so_many_columns(tmp_path: Path) -> None:
+def test_lists_of_numbers_are_so_many_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = pd.DataFrame({"v": [[1, 2], [3, 4]], "y": [0, 1]})
     for source in (to_parquet(frame, tmp_path), to_saved(frame, tmp_path)):
         assert read_table(source, Columns("y", scale={"v": [1, 2]})).train.x.tolist() == [[0, 0.5], [1, 1.5]]
     uneven = pd.DataFrame({"v": [[1, 2], [3, 4, 5]], "y": [0, 1]})
     with pytest.raises(UserError, match="the column v has lists of 2 and of 3 numbers"):
+        read_table(to_parquet(uneven, tmp_path), Columns("y"))
+    monkeypatch.setattr(of_tables, "ROWS_TOGETHER", 1)
+    with pytest.raises(UserError, match="all.parquet, row 1: expected 2 numbers, as in the rows before, got 3"):
         read_table(to_parquet(uneven, tmp_path), Columns("y"))
     with pytest.raises(UserError, match="has lists that are missing"):
         read_table(to_parquet(pd.DataFrame({"v": [[1, 2], None], "y": [0, 1]}), tmp_path), Columns("y"))
@@ -390,6 +395,21 @@ def test_moments_in_pieces_are_those_of_the_whole(values: list[float], together:
     assert scale["a"][1] == pytest.approx(np.std(values) or 1.0, rel=1e-6, abs=1e-6) or np.std(values) < 1e-6
 
 
+def test_categories_that_are_found_may_be_given_for_missing_cells() -> None:
+    asked = Columns("visits", features=["colour"], categories="found", missing={"colour": "red"})
+    table = open_table(FRAME)
+    assert encoded(table, settled(table, asked)).train.x.argmax(axis=1).tolist() == [2, 1, 2, 0, 2, 1]
+    with pytest.raises(UserError, match="missing of colour must be one of its categories, not 'pink'"):
+        settled(table, replace(asked, missing={"colour": "pink"}))
+
+
+def test_columns_of_names_are_no_categories() -> None:
+    frame = pd.DataFrame({"who": [f"person {i}" for i in range(1001)], "id": [str(i) for i in range(1001)], "y": 0})
+    with pytest.raises(UserError, match="the column who has more than 1000 different values"):
+        settled(open_table(frame), Columns("y", categories="found"))
+    assert settled(open_table(frame), Columns("y", features=["id"], categories="found")).categories == {}
+
+
 def test_reading_from_python_estimates_nothing() -> None:
     for setting in ({"scale": "standard"}, {"missing": "mean"}, {"categories": "found"}, {"labels": "found"}):
         with pytest.raises(UserError, match="estimated from the clients' data, outside the mechanism"):
@@ -517,6 +537,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for delimiter in ("", ";;", '"', "\n"):
         with pytest.raises(UserError, match="delimiter must be one character"):
             open_table(written(tmp_path, GOOD), delimiter or "\r")
+    for nothing in (to_parquet(FRAME[:0], tmp_path), to_saved(FRAME[:0], tmp_path), FRAME[:0]):
+        with pytest.raises(UserError, match="has no rows"):
+            read_table(nothing, COLUMNS)
     with pytest.raises(UserError, match="delimiter is for CSV files"):
         open_table(to_parquet(FRAME, tmp_path), ";")
 

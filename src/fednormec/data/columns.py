@@ -78,7 +78,7 @@ class Columns:
         if categories is not None:
             if _category(value) not in texts(categories):
                 raise UserError(f"missing of {name} must be one of its categories, not {value!r}.")
-        elif isinstance(value, str) or not math.isfinite(value):
+        elif self.categories != "found" and (isinstance(value, str) or not math.isfinite(value)):
             raise UserError(f"missing of {name} must be a finite number, not {value!r}.")
 
     @property

@@ -99,29 +99,45 @@ def encoded(table: Table, columns: Columns, kind: Kind = USUAL, classes: int | N
     names = features_of(table, columns)
     features = [_feature(name, columns) for name in names]
     targets = _Targets(columns, kind.targets == "classes", number_of_classes(columns, kind, classes))
-    wanted = list(dict.fromkeys([*names, *columns.targets, *([] if columns.client is None else [columns.client])]))
-    x, y, ids, width, known = array("d"), array("d"), list[str](), None, dict[str, str]()
-    for batch in table.batches(wanted):
-        block = np.hstack([feature.block(table.where, batch) for feature in features])
-        if width not in (None, block.shape[1]):
-            raise UserError(f"{table.where}: rows {batch.rows[0]} to {batch.rows[-1]} make {block.shape[1]} numbers of "
-                            f"a row, those before {width}: make their lists equally long.")  # fmt: skip
-        width = block.shape[1]
-        x.frombytes(block.tobytes())
-        y.frombytes(targets.block(table.where, batch).tobytes())
-        if columns.client is not None:
-            ids += [known.setdefault(name, name) for name in _clients(table.where, batch, columns.client)]
-    if not x:
+    clients = [] if columns.client is None else [columns.client]
+    x, y, ids, seen = _Rows(), _Rows(), list[str](), dict[str, str]()
+    for batch in table.batches(list(dict.fromkeys([*names, *columns.targets, *clients]))):
+        blocks = [feature.block(table.where, batch) for feature in features]
+        x.add(np.hstack(blocks), f"{table.where}, row {batch.rows[0]}")
+        y.add(targets.block(table.where, batch), table.where)
+        for name in clients:
+            ids += [seen.setdefault(owner, owner) for owner in _clients(table.where, batch, name)]
+    if not len(x):
         raise UserError(f"{table.where} has no rows beside the names of its columns.")
-    found = np.frombuffer(y).reshape(-1, len(columns.targets))
-    found = found[:, 0] if isinstance(columns.label, str) else found
+    found = y.array[:, 0] if isinstance(columns.label, str) else y.array
     try:
-        examples = Examples(
-            np.frombuffer(x).reshape(len(found), -1), found.astype(np.int64) if targets.classes else found, kind
-        )
+        examples = Examples(x.array, found.astype(np.int64) if targets.classes else found, kind)
     except UserError as error:
         raise UserError(f"{table.where}: {error}") from None
-    return NpzData(examples, None, None if columns.client is None else _ids(ids))
+    return NpzData(examples, None, _ids(ids) if clients else None)
+
+
+class _Rows:
+    """Rows of numbers that grow in place: a batch is added, and not kept."""
+
+    def __init__(self) -> None:
+        self._values, self._width = array("d"), 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, block: np.ndarray, where: str) -> None:
+        """Adds rows; raises UserError if they are of another length than those before."""
+        if len(self) and block.shape[1] != self._width:
+            raise UserError(f"{where}: expected {self._width} numbers, as in the rows before, got {block.shape[1]}: "
+                            "make the lists equally long.")  # fmt: skip
+        self._width = block.shape[1]
+        self._values.frombytes(block.tobytes())
+
+    @property
+    def array(self) -> np.ndarray:
+        """All rows, without a copy."""
+        return np.frombuffer(self._values).reshape(-1, self._width)
 
 
 class _Feature(NamedTuple):

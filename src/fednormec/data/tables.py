@@ -254,7 +254,7 @@ def _stream(path: Path) -> Any:
 
 
 def _of_arrow(where: str, batches: Iterable[Any], wanted: Sequence[str], first: int = 0) -> Iterator[Batch]:
-    for batch in batches:
+    for batch in (batch for batch in batches if batch.num_rows):
         cells = {name: _arrow_cells(batch.column(name), f"{where}: the column {name}") for name in wanted}
         yield Batch(range(first, first + batch.num_rows), cells)
         first += batch.num_rows
