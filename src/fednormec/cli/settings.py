@@ -23,6 +23,7 @@ Examples:
   fednormec settings run
   fednormec settings method fed_normec
   fednormec settings data dirichlet
+  fednormec settings data table                             columns, categories, scales
   fednormec settings --json > settings.json                 all of them, for scripts
 """
 WIDEST = 120
@@ -56,7 +57,8 @@ def _sections() -> dict[str, Part]:
     """Every section of a config, from the code that reads it."""
     from fednormec.algorithms.faults import Faults
     from fednormec.config.constructors import CONSTRUCTORS
-    from fednormec.config.listing import settings_of
+    from fednormec.config.forms import PICTURES, TABLE
+    from fednormec.config.listing import about, settings_of
     from fednormec.config.settings import PURPOSES, SWEEP, DataSettings, GivenConstants, ModelSettings, RunSettings
     from fednormec.federation.agreement import FederationSettings
     from fednormec.privacy.mechanism import Privacy
@@ -65,12 +67,14 @@ def _sections() -> dict[str, Part]:
         "data": DataSettings, "privacy": Privacy, "constants": GivenConstants, "faults": Faults,
         "federation": FederationSettings, "model": ModelSettings, "run": RunSettings,
     }  # fmt: skip
+    forms = {"data": {"table": TABLE.build, "images": PICTURES.build}}
     found = {}
     for section, purpose in PURPOSES.items():
         table = CONSTRUCTORS.get(section, {})
         names = {name: Part(one.about, one.settings, {}) for name, one in table.items()}
         keys = settings_of(own[section]) if section in own else {}
-        found[section] = Part(purpose, _with_choice(section, keys, list(names)), names)
+        of_forms = {name: Part(about(form), settings_of(form), {}) for name, form in forms.get(section, {}).items()}
+        found[section] = Part(purpose, _with_choice(section, keys, list(names)), names | of_forms)
     return found | {"sweep": Part(SWEEP, {}, {})}
 
 
