@@ -18,7 +18,10 @@ from fednormec.config.listing import about, meanings, settings_of
 from fednormec.config.schema import as_toml
 from fednormec.config.settings import DEFAULT_NAMES, SECTIONS
 
-TYPES = r'a whole number|a number|a text|true or false|a list of (whole numbers|numbers|texts)|one of ".+"|a table|a list|"\w+"'
+TYPES = (
+    r'a whole number|a number|a text|true or false|a list of (whole numbers|numbers|texts)|one of ".+"|a table|a list|'
+    r'"\w+"'
+)
 
 
 @pytest.fixture
