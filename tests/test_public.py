@@ -31,7 +31,9 @@ PUBLIC = {
         "Condition", "Constants", "Course", "Guarantee", "Measured", "Noise", "Promise", "Settings", "constants_of",
         "follow", "guarantee", "measure", "plan", "promise", "round_noise",
     },
-    "models": {"MODELS", "linear", "mlp", "reset", "resnet20", "small_cnn"},
+    "models": {
+        "MODELS", "TOKEN_MODELS", "bag", "causal_net", "linear", "mlp", "reset", "resnet20", "small_cnn",
+    },
 }  # fmt: skip
 
 

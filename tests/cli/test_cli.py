@@ -23,7 +23,7 @@ import fednormec.config.settings
 from fednormec.algorithms.methods import METHODS
 from fednormec.cli.main import app, main
 from fednormec.data.images import IMAGE_SETS
-from fednormec.problems.models import MODELS
+from fednormec.problems.models import MODELS, TOKEN_MODELS
 from fednormec.runs.summary import describe
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -679,7 +679,7 @@ def test_config_refuses_as_run_does(fednormec_: Command) -> None:
     assert "did you mean 'rounds'?" in sentence(said.err)
 
 
-@pytest.mark.parametrize(("command", "table"), [("methods", METHODS), ("models", MODELS)])
+@pytest.mark.parametrize(("command", "table"), [("methods", METHODS), ("models", MODELS | TOKEN_MODELS)])
 def test_methods_and_models_are_listed(fednormec_: Command, command: str, table: dict[str, object]) -> None:
     said = fednormec_(command)
     assert (said.code, said.err) == (0, "")

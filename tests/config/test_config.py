@@ -37,7 +37,7 @@ from fednormec.data import (
 from fednormec.errors import UserError
 from fednormec.federation.agreement import FederationSettings
 from fednormec.privacy.mechanism import Plan
-from fednormec.problems.models import MODELS
+from fednormec.problems.models import MODELS, TOKEN_MODELS
 from fednormec.runs.start import start
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
@@ -271,7 +271,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         for name, build in PARTITIONS.items()
     },
     "features": {"own.py:extract": {"size": int}},
-    "model": {name: {"trainable": list[str]} | hints(build, 2) for name, build in MODELS.items()},
+    "model": {name: {"trainable": list[str]} | hints(build, 2) for name, build in (MODELS | TOKEN_MODELS).items()},
     "local": {name: hints(build) for name, build in LOCALS.items()},
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},

@@ -16,8 +16,11 @@ from torch.func import functional_call, grad, vmap
 from fednormec.errors import UserError
 from fednormec.problems.models import (
     MODELS,
+    TOKEN_MODELS,
     ResidualBlock,
     _shortcut,
+    bag,
+    causal_net,
     linear,
     mlp,
     reset,
@@ -124,6 +127,7 @@ def test_flat_examples_are_fine_where_no_image_is_needed(name: str) -> None:
 
 def test_the_table_names_every_model() -> None:
     assert {"linear": linear, "mlp": mlp, "small_cnn": small_cnn, "resnet20": resnet20} == MODELS
+    assert {"bag": bag, "causal_net": causal_net} == TOKEN_MODELS
 
 
 def test_an_mlp_is_not_linear_and_linear_is_affine() -> None:
@@ -276,7 +280,7 @@ def test_reset_makes_norm_layers_neutral(norm: nn.Module) -> None:
 
 
 def test_reset_leaves_other_parameters_as_they_are() -> None:
-    model = nn.Sequential(nn.Embedding(5, 3), nn.PReLU(), nn.Linear(3, 2))
+    model = nn.Sequential(nn.EmbeddingBag(5, 3), nn.PReLU(), nn.Linear(3, 2))
     before = copy.deepcopy(model)
     reset(model, rng())
     assert torch.equal(model[0].weight, before[0].weight)

@@ -1,6 +1,6 @@
 """Builds the objects of a run from a config: problem, algorithm, participation, noise."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -40,7 +40,7 @@ from fednormec.errors import UserError, known, require_room
 from fednormec.privacy.mechanism import Privacy
 from fednormec.problems.logistic import Logistic
 from fednormec.problems.losses import loss_named
-from fednormec.problems.models import MODELS, reset
+from fednormec.problems.models import MODELS, TOKEN_MODELS, reset
 from fednormec.problems.neural import NeuralProblem
 from fednormec.problems.quadratic import Quadratic, random_quadratic
 
@@ -295,7 +295,9 @@ def _built(
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} must return a torch.nn.Module, not {type(made).__name__}.")
         return made
-    build = _choose({"model": settings}, resolved, "model", MODELS, given=2)
+    build = _choose({"model": settings}, resolved, "model", _models_for(data, settings), given=2)
+    if data.kind.inputs == "tokens":
+        _require_vocabulary(data, build.arguments["vocabulary"] or data.outputs)
     with _sizes_from_the_config("model"):
         with torch.device("meta"):  # as large as it will be, without its numbers
             parameters = sum(p.numel() for p in build(data.input_shape, data.outputs).parameters())
@@ -332,6 +334,29 @@ def _extractor(config: Config, resolved: Config, load: Loading) -> Extractor:
     resolved["features"] = {"name": name, **arguments}
     key = repr((sorted(code.files.items()), sorted(arguments.items())))
     return Extractor(code.__name__, key, lambda: partial(code.once, SECONDS, **arguments))
+
+
+def _models_for(data: FederatedData, settings: Section) -> Table:
+    """Returns the models that take such data; raises UserError if the config names one that takes others."""
+    models, others = (TOKEN_MODELS, MODELS) if data.kind.inputs == "tokens" else (MODELS, TOKEN_MODELS)
+    name = settings.get("name", DEFAULT_NAMES["model"])
+    if name in others:
+        raise UserError(f"the model {name} does not take {data.kind.inputs} (data.inputs): take {_or(models)}, or one "
+                        "of your own.")  # fmt: skip
+    return models
+
+
+def _require_vocabulary(data: FederatedData, vocabulary: int) -> None:
+    pairs = data.clients if data.test is None else (*data.clients, data.test)
+    top = max(int(examples.x.max()) for examples in pairs)
+    if top >= vocabulary:
+        raise UserError(f"[model] vocabulary = {vocabulary}, but the data have tokens up to {top}: set it to "
+                        f"{top + 1} or more.")  # fmt: skip
+
+
+def _or(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
 
 
 def _two_classes(

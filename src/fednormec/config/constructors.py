@@ -12,7 +12,7 @@ from fednormec.config.settings import RunSettings
 from fednormec.config.signatures import Parameter, parameters
 from fednormec.data import FederatedData
 from fednormec.data.features import FEATURES
-from fednormec.problems.models import MODELS
+from fednormec.problems.models import MODELS, TOKEN_MODELS
 
 
 class Constructor(NamedTuple):
@@ -54,7 +54,7 @@ CONSTRUCTORS: dict[str, dict[str, Constructor]] = {
     "problem": _all(problems({}, {}, RunSettings(), _no_data, Loading())),
     "data": _all(PARTITIONS, given=3),
     "features": _all(FEATURES),
-    "model": _all(MODELS, given=2),
+    "model": _all({**MODELS, **TOKEN_MODELS}, given=2),
     "local": _all(LOCALS),
     "method": {name: Constructor(method.build, int(method.takes_local)) for name, method in METHODS.items()},
     "participation": _all(PARTICIPATIONS),

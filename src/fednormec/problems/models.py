@@ -1,4 +1,4 @@
-"""Models for federated runs, all small: linear, mlp, small_cnn and resnet20.
+"""Models for federated runs, all small: linear, mlp, small_cnn and resnet20 of numbers, bag and causal_net of tokens.
 
 A run sees a model as one flat vector of parameters, so no model here keeps buffers that training moves. A constructor
 fills the parameters as torch does, from torch's global generator; `reset` replaces those values by ones that depend on
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from fednormec.errors import UserError, one_of
 
-__all__ = ["MODELS", "linear", "mlp", "reset", "resnet20", "small_cnn"]
+__all__ = ["MODELS", "TOKEN_MODELS", "bag", "causal_net", "linear", "mlp", "reset", "resnet20", "small_cnn"]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, *_BATCH_NORMS, *_INSTANCE_NORMS)
+_EMBEDDING_STD = 0.1  # small beside what is learnt: a token that no client has stays near nothing
 _SHORTEST_RESNET_SIDE = 5  # after two halvings at least 2x2 values: batch statistics exist even for one example
 
 
@@ -112,13 +113,60 @@ def resnet20(input_shape: Sequence[int], outputs: int, norm: str = "group") -> n
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, _check_outputs(outputs)))
 
 
+def bag(
+    input_shape: Sequence[int], outputs: int, vocabulary: int | None = None, hidden: Sequence[int] = ()
+) -> nn.Module:
+    """Sum of what each token adds, whatever the order; with `hidden`, ReLU and fully connected layers behind it.
+
+    Without them, it is linear regression, or logistic with cross entropy, on which tokens there are.
+
+    Args:
+        input_shape: shape of one example: so many tokens.
+        outputs: number of outputs: of classes, or of values to predict.
+        vocabulary: number of tokens that there may be; by default as many as outputs.
+        hidden: widths of the hidden layers.
+    """
+    widths = [*(_check_widths("hidden", hidden) if hidden else ()), _check_outputs(outputs)]
+    _check_tokens("bag", input_shape)
+    layers: list[nn.Module] = [SummedTokens(_check_vocabulary(vocabulary, outputs), widths[0])]
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.ReLU(), nn.Linear(before, after)]
+    return nn.Sequential(*layers)
+
+
+def causal_net(
+    input_shape: Sequence[int], outputs: int, vocabulary: int | None = None, width: int = 32, layers: int = 5
+) -> nn.Module:
+    """Scores of what follows each token of a text, from those before it: layers that look back 1, 2, 4, ... tokens.
+
+    Each layer adds relu(W [norm(h_t), norm(h_{t - 2^k})] + b) to h_t, so that the last one has seen the 2^layers tokens
+    up to t. That is a causal convolution with holes, of two taps, as matrix products.
+
+    Args:
+        input_shape: shape of one example: so many tokens.
+        outputs: number of outputs at each token: of tokens that may follow.
+        vocabulary: number of tokens that there may be; by default as many as outputs.
+        width: number of features of each token.
+        layers: number of layers.
+    """
+    _check_tokens("causal_net", input_shape)
+    width, layers = _check_widths("width and layers", [width, layers])
+    return nn.Sequential(
+        nn.Embedding(_check_vocabulary(vocabulary, outputs), width),
+        *(LookingBack(width, 2**k) for k in range(layers)),
+        nn.LayerNorm(width),
+        nn.Linear(width, _check_outputs(outputs)),
+    )
+
+
 @torch.no_grad()
 def reset(module: nn.Module, rng: np.random.Generator) -> None:
     """Initialises a module in place from `rng` alone, in the order in which its layers were registered.
 
     Linear and convolution layers get torch's default law, weight and bias ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)); norm
-    layers get weight 1 and bias 0. Parameters of any other kind of module are left as they are. Numbers are drawn in
-    float64 whatever the module's dtype, so that a float32 and a float64 model start from the same point.
+    layers get weight 1 and bias 0; embeddings ~ N(0, 0.1^2). Parameters of any other kind of module are left as they
+    are. Numbers are drawn in float64 whatever the module's dtype, so that a float32 and a float64 model start from the
+    same point.
 
     Args:
         module: the module whose parameters are overwritten.
@@ -130,9 +178,41 @@ def reset(module: nn.Module, rng: np.random.Generator) -> None:
             bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
             for parameter in layer.parameters(recurse=False):
                 parameter.copy_(torch.from_numpy(rng.uniform(-bound, bound, size=tuple(parameter.shape))))
+        elif isinstance(layer, nn.Embedding):
+            layer.weight.copy_(torch.from_numpy(rng.normal(0, _EMBEDDING_STD, size=tuple(layer.weight.shape))))
+        elif isinstance(layer, SummedTokens):
+            layer.bias.zero_()
         elif isinstance(layer, _NORMS):
             for name, parameter in layer.named_parameters(recurse=False):
                 parameter.fill_(1.0 if name == "weight" else 0.0)
+
+
+class SummedTokens(nn.Module):
+    """Sum of the embeddings of an example's tokens, and a bias."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        summed: Tensor = self.tokens(x).sum(dim=1)
+        return summed + self.bias
+
+
+class LookingBack(nn.Module):
+    """Residual layer of a text: each token sees itself and the one `back` tokens before; before the first are zeros."""
+
+    def __init__(self, width: int, back: int) -> None:
+        super().__init__()
+        self.back = back
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(2 * width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        now = self.norm(h)
+        before = F.pad(now, (0, 0, self.back, -self.back))
+        return h + F.relu(self.mix(torch.cat([now, before], dim=2)))
 
 
 class ResidualBlock(nn.Module):
@@ -200,6 +280,20 @@ def _check_image(model: str, input_shape: Sequence[int], shortest: int) -> tuple
     return shape[0], shape[1], shape[2]
 
 
+def _check_tokens(model: str, input_shape: Sequence[int]) -> None:
+    shape = _check_shape(input_shape)
+    if len(shape) != 1:
+        raise UserError(f"{model} needs a row of tokens as each example, got shape {shape}: reshape the data")
+
+
+def _check_vocabulary(vocabulary: int | None, outputs: int) -> int:
+    if vocabulary is None:
+        return _check_outputs(outputs)
+    if not _is_count(vocabulary):
+        raise UserError(f"vocabulary must be a whole number of at least 1, got {vocabulary!r}: count the tokens")
+    return int(vocabulary)
+
+
 def _check_outputs(outputs: int) -> int:
     if not _is_count(outputs):
         raise UserError(f"outputs must be a whole number of at least 1, got {outputs!r}: check the targets of the data")
@@ -226,3 +320,4 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
     "resnet20": resnet20,
 }
+TOKEN_MODELS: dict[str, Callable[..., nn.Module]] = {"bag": bag, "causal_net": causal_net}
