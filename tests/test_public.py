@@ -25,7 +25,7 @@ PUBLIC = {
     "data": {
         "Columns", "Examples", "FederatedData", "Kind", "NpzData", "by_ids", "cifar10", "digits", "dirichlet",
         "fashion_mnist", "federate", "fetch", "from_arrays", "from_dataset", "from_datasets", "from_frame", "hold_out",
-        "iid", "read_folder", "read_npz", "read_table", "shards", "split",
+        "iid", "read_federation", "read_folder", "read_npz", "read_table", "shards", "split",
     },
     "theory": {
         "Condition", "Constants", "Course", "Guarantee", "Measured", "Noise", "Promise", "Settings", "constants_of",

@@ -33,6 +33,7 @@ from image_files import (
 )
 
 from fednormec.data import cifar10, fashion_mnist, fetch, fetching
+from fednormec.data.cache import cache_folder, read_cache
 from fednormec.data.fetching import (
     SOURCES,
     DebianPackage,
@@ -42,7 +43,7 @@ from fednormec.data.fetching import (
     Remote,
     Source,
     download,
-    image_set,
+    published_set,
 )
 from fednormec.data.formats import CIFAR_ARCHIVE, CIFAR_PACKAGE, IDX_FILES
 from fednormec.data.images import (
@@ -50,10 +51,9 @@ from fednormec.data.images import (
     FASHION_MNIST,
     IMAGE_SETS,
     ImageSet,
-    cache_folder,
     open_images,
-    read_cache,
 )
+from fednormec.data.names import BUILT_IN, FEDERATIONS
 from fednormec.errors import UserError
 
 
@@ -462,19 +462,20 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_command_fetches_lists_and_repairs(fednormec_: Command, small: Path, cache: Path) -> None:
     listed = json.loads(fednormec_("data", "list", "--json").out)
-    assert list(listed) == ["digits", "cifar10", "fashion_mnist"]
+    assert list(listed) == list(BUILT_IN)
     assert listed["cifar10"]["path"] == str(cache / "cifar10.npy")
     assert not listed["cifar10"]["fetched"] and not listed["cifar10"]["verified"]
     said = fednormec_("data", "fetch", "cifar10", "--from", small)
     assert (said.code, said.err) == (0, "")
-    assert said.out == f"cifar10 comes from {small}, verified, in {cache / 'cifar10.npy'}\n"
+    assert said.out == f"cifar10 comes from {small}, verified, in {cache / 'cifar10.npy'}\nterms: {CIFAR.terms}\n"
     assert fednormec_("data", "fetch", "cifar10").out.startswith("cifar10 is there already, verified, in ")
     CIFAR.path.write_bytes(b"")
     listed = json.loads(fednormec_("data", "list", "--json").out)
     assert listed["cifar10"]["fetched"] and not listed["cifar10"]["verified"]
     assert fednormec_("data", "fetch", "fashion-mnist", "--from", small).code == 0
     text = fednormec_("data", "list").out
-    assert text.count("fetched: yes") == 3 and text.count("verified: yes") == 2 and text.count("verified: no") == 1
+    assert text.count("fetched: yes") == 3 and text.count("verified: yes") == 2
+    assert text.count("verified: no") == 1 + len(FEDERATIONS)
 
 
 def test_the_command_says_what_failed_unless_quiet(fednormec_: Command, small: Path) -> None:
@@ -491,7 +492,11 @@ def test_the_command_says_what_failed_unless_quiet(fednormec_: Command, small: P
     [
         ("cifar", "unknown data set 'cifar'; did you mean 'cifar10'?"),
         ("fashion-mnits", "unknown data set 'fashion-mnits'; did you mean 'fashion_mnist'?"),
-        ("imagenet", "unknown data set 'imagenet'; there are: cifar10, fashion_mnist."),
+        (
+            "imagenet",
+            "unknown data set 'imagenet'; there are: cifar10, fashion_mnist, shakespeare, insteval, "
+            "movielens, chem97, rwm5yr.",
+        ),
         ("digits", "digits come with scikit-learn: there is nothing to fetch."),
     ],
 )
@@ -568,4 +573,4 @@ def test_the_real_debian_package_is_the_official_data(tmp_path: Path) -> None:
     if not installed.folder.is_dir():
         pytest.skip("the Debian package dataset-fashion-mnist is not installed")
     assert fetch("fashion-mnist", sources=[installed]).source == installed.name
-    assert read_cache(image_set("fashion_mnist"))["y"][:5].tolist() == [9, 0, 0, 3, 0]
+    assert read_cache(published_set("fashion_mnist"))["y"][:5].tolist() == [9, 0, 0, 3, 0]

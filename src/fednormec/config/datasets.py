@@ -34,6 +34,7 @@ from fednormec.data import (
     shards,
     split,
 )
+from fednormec.data.federations import FEDERATIONS, Federation, open_federation
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.names import BUILT_IN, built_in_name
 from fednormec.data.sources import Takeable, given_data
@@ -62,7 +63,12 @@ def federated_data(config: Config, resolved: Config, seed: int, load: Loading) -
     """
     given = config.get("data", {})
     asked = DataSettings(**check("[data]", {k: v for k, v in given.items() if k in DATA_SETTINGS}, DataSettings))
-    source, kind = built_in_name(asked.source), Kind(asked.inputs, asked.targets or targets_of(config))
+    source = built_in_name(asked.source)
+    if source in FEDERATIONS:
+        kind, classes = _kind_of(FEDERATIONS[source], given), asked.classes or FEDERATIONS[source].classes
+        asked = replace(asked, inputs=kind.inputs, classes=classes)
+    else:
+        kind = Kind(asked.inputs, asked.targets or targets_of(config))
     asked = replace(asked, source=source, targets=kind.targets)
     others = {k: v for k, v in given.items() if k not in DATA_SETTINGS}
     if is_own(source) and not os.path.exists(source):
@@ -161,8 +167,18 @@ class Held(NamedTuple):
     client_ids: np.ndarray | None
 
 
+def _kind_of(federation: Federation, given: Section) -> Kind:
+    kind = federation.kind
+    if given.get("inputs", kind.inputs) != kind.inputs or given.get("targets", kind.targets) != kind.targets:
+        raise UserError(f"{federation.name} has {kind.inputs} as inputs and {kind.targets} as targets: leave "
+                        "data.inputs and data.targets out.")  # fmt: skip
+    return kind
+
+
 def _held(source: str, kind: Kind, raw: bool) -> Held:
     """Returns the content of a source; of built-in images pixels from 0 to 1 where `raw`, else normalised."""
+    if source in FEDERATIONS:
+        return Held(*open_federation(FEDERATIONS[source]))
     if source in BUILT_IN and kind != Kind():
         raise UserError(f"{source} has numbers as inputs and classes as targets: leave data.inputs and data.targets "
                         "out, and take cross_entropy as problem.loss.")  # fmt: skip

@@ -1,10 +1,12 @@
-"""Clients' data: where they come from (`sources`, `tables`, `pictures`, `torch_datasets`; `images`, once fetched), how
-a table becomes numbers (`columns`, `encoding`), and who holds which example (`partition`).
+"""Clients' data: where they come from (`sources`, `tables`, `pictures`, `torch_datasets`; `images` and real
+`federations`, once fetched), how a table becomes numbers (`columns`, `encoding`), and who holds which example
+(`partition`).
 May use: errors, files.
 """
 
 from fednormec.data.columns import Columns
 from fednormec.data.encoding import from_frame, read_table
+from fednormec.data.federations import read_federation
 from fednormec.data.fetching import fetch
 from fednormec.data.images import cifar10, fashion_mnist
 from fednormec.data.partition import by_ids, dirichlet, iid, shards
@@ -42,6 +44,7 @@ __all__ = [
     "from_frame",
     "hold_out",
     "iid",
+    "read_federation",
     "read_folder",
     "read_npz",
     "read_table",

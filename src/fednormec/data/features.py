@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fednormec.data.images import cache_folder
+from fednormec.data.cache import cache_folder
 from fednormec.data.sources import Examples, FederatedData, Kind
 from fednormec.errors import UserError, at_least_one
 from fednormec.files import Lock

