@@ -31,12 +31,13 @@ class Asked(NamedTuple):
 def read_config(path: str | None, overrides: list[str] | None, not_private: bool, default: Path | None = None) -> Asked:
     """The config in the file at `path`, else in `default`, else the quickstart, with the overrides.
 
-    Nothing is printed: what is dropped is to be said when all has been checked, as no note comes before a mistake.
+    Where an override names a real federation as the source, its own config stands in the quickstart's place. Nothing is
+    printed: what is dropped is to be said when all has been checked, as no note comes before a mistake.
     """
     from fednormec.config.schema import read_saying
-    from fednormec.config.settings import QUICKSTART
+    from fednormec.config.usual import start
 
-    source = default or QUICKSTART if path is None else Path(path)
+    source = default or start(overrides or []) if path is None else Path(path)
     sections, dropped = read_saying(source, overrides or [])
     if not_private:
         sections.pop("privacy", None)

@@ -47,14 +47,14 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     from fednormec.config.schema import overridden, read_saying
-    from fednormec.config.settings import QUICKSTART
+    from fednormec.config.usual import start
     from fednormec.files import to_json
     from fednormec.runs.progress import tallied
     from fednormec.sweeps.grid import dropped, grid
     from fednormec.sweeps.ranking import check_settings, facts, line, text
     from fednormec.sweeps.ranking import sweep as run_sweep
 
-    source = QUICKSTART if config is None else Path(config)
+    source = start(overrides or []) if config is None else Path(config)
     asked, notes = read_saying(source, overrides or [], sweep=True)
     axes: dict[str, Any] = asked.pop("sweep", {})
     for one in over or []:

@@ -25,6 +25,7 @@ from fednormec.config.settings import (
     ModelSettings,
     RunSettings,
 )
+from fednormec.config.usual import with_usual
 from fednormec.core.algorithm import Algorithm
 from fednormec.core.local import gd, ig, sgd
 from fednormec.core.participation import Participation, fixed_size, full, poisson
@@ -89,6 +90,7 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
         data: data of one party among others who have theirs elsewhere, in place of what [data] says.
         folder: what files of the user's own code are relative to.
     """
+    config = with_usual(config)
     algorithm, participation, privacy, run, resolved = rules(config)
     load, loaded = Loading(folder), list[Loaded]()
 

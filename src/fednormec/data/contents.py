@@ -4,9 +4,9 @@ import os
 import zipfile
 from typing import Any, NamedTuple
 
-from fednormec.data.names import BUILT_IN, built_in_name
+from fednormec.data.names import BUILT_IN, FEDERATIONS, built_in_name
 
-WITHOUT_A_TEST_SET = ("digits",)  # of the built-in ones
+WITH_A_TEST_SET = ("cifar10", "fashion_mnist", "shakespeare")  # of the built-in ones
 
 
 class Contents(NamedTuple):
@@ -31,7 +31,7 @@ def contents(source: Any) -> Contents | None:
     """
     name = built_in_name(source)
     if name in BUILT_IN:
-        return Contents(test=name not in WITHOUT_A_TEST_SET)
+        return Contents(clients=name in FEDERATIONS, test=name in WITH_A_TEST_SET)
     if not isinstance(source, str):
         return None
     if os.path.isdir(source):
