@@ -27,7 +27,7 @@ from fednormec.config.schema import Changed, Config, changed, changed_saying, ch
 from fednormec.config.settings import DATA_SETTINGS, QUICKSTART, RunSettings
 from fednormec.config.signatures import fits, in_words
 from fednormec.data.contents import Contents, contents
-from fednormec.data.names import BUILT_IN
+from fednormec.data.names import BUILT_IN, FEDERATIONS
 from fednormec.errors import UserError
 from fednormec.problems.models import MODELS
 from fednormec.sweeps.grid import dropped, grid
@@ -326,7 +326,7 @@ def test_what_a_source_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     files(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert contents(source) == expected
-    assert contents("digits") == Contents() and set(BUILT_IN) == {"digits", "cifar10", "fashion_mnist"}
+    assert contents("digits") == Contents() and set(BUILT_IN) == {"digits", "cifar10", "fashion_mnist", *FEDERATIONS}
 
 
 DEALT = {"partition": "dirichlet", "clients": 7, "concentration": 0.3}

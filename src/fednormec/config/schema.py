@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fednormec.config.settings import DEFAULT_NAMES, SECTIONS, DataSettings
 from fednormec.config.signatures import parameters, typed
+from fednormec.data.names import FEDERATIONS, built_in_name
 from fednormec.errors import UserError, known, visible
 
 Section = dict[str, Any]
@@ -171,11 +172,24 @@ def _with(config: Config, settings: Iterable[tuple[str, str, Any]], option: str)
     for section, key, value in sorted(settings, key=_choices_first):
         given.setdefault(section, {})[key] = value
     dropped = []
+    for section in _of_another_source(new, given):
+        del new[section]
+        source = given["data"]["source"]
+        dropped.append(f"{option} data.source={source} drops [{section}], which was for other data than {source}.")
     for section, own in given.items():
         kept, sentence = _kept(section, new.get(section, {}), own, option)
         new[section] = kept | own
         dropped += [sentence] if sentence else []
     return Changed(new, dropped)
+
+
+def _of_another_source(config: Config, given: Config) -> list[str]:
+    """Returns the sections that fit the old source of data alone, where a real federation takes or loses its place."""
+    old, new = (_chosen("data", one.get("data", {}), "source") for one in (config, given))
+    if "source" not in given.get("data", {}) or built_in_name(old) == built_in_name(new):
+        return []
+    real = any(built_in_name(source) in FEDERATIONS for source in (old, new))
+    return [name for name in ("problem", "model") if real and name in config and "name" not in given.get(name, {})]
 
 
 def _choices_first(override: tuple[str, str, Any]) -> bool:

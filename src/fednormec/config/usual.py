@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fednormec.config import settings as package
 from fednormec.config.schema import Config, Section, overridden, read
-from fednormec.config.settings import DEFAULT_NAMES, QUICKSTART
+from fednormec.config.settings import DEFAULT_NAMES
 from fednormec.data.names import FEDERATIONS, built_in_name
 
 
@@ -23,7 +24,7 @@ def start(overrides: Iterable[str]) -> Path:
     """Returns the config that a run without one begins with, given what --set says."""
     settings = [overridden(text) for text in overrides]
     sources = [value for section, key, value in settings if (section, key) == ("data", "source")]
-    return (usual_path(sources[-1]) if sources else None) or QUICKSTART
+    return (usual_path(sources[-1]) if sources else None) or package.QUICKSTART
 
 
 def with_usual(config: Config) -> Config:

@@ -1,6 +1,5 @@
-"""Clients' data: where they come from (`sources`, `tables`, `pictures`, `torch_datasets`; `images` and real
-`federations`, once fetched), how a table becomes numbers (`columns`, `encoding`), and who holds which example
-(`partition`).
+"""Clients' data: where they come from (`sources`, `tables`, `pictures`; `images` and `federations`, once fetched), how
+a table becomes numbers (`columns`, `encoding`), and who holds which example (`partition`).
 May use: errors, files.
 """
 

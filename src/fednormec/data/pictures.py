@@ -61,7 +61,7 @@ class PictureFolder(NamedTuple):
 
 def is_picture_folder(source: str | Path) -> bool:
     """Returns whether this is a folder with folders of images, one or two levels down."""
-    return Path(source).is_dir() and next(_files(Path(source)), None) is not None
+    return os.path.isdir(source) and next(_files(Path(source)), None) is not None
 
 
 def names_clients(source: str | Path) -> bool:

@@ -7,6 +7,7 @@ beside what is made of it. What the columns mean is said by `columns`.
 import csv
 import gzip
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def is_table(source: str | Path) -> bool:
 
 def is_saved(source: str | Path) -> bool:
     """Returns whether this is a folder that Hugging Face's `datasets` saved."""
-    return any((Path(source) / name).is_file() for name in (SAVED, SPLITS))
+    return any(os.path.isfile(Path(source) / name) for name in (SAVED, SPLITS))
 
 
 def open_table(source: Any, delimiter: str | None = None) -> Table:
