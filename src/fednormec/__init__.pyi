@@ -74,6 +74,7 @@ from fednormec.python.sweeping import sweep as sweep
 from fednormec.python.training import resume as resume
 from fednormec.python.training import train as train
 from fednormec.results.compare import Table as Table
+from fednormec.results.loading import load as load
 from fednormec.sweeps.ranking import Sweep as Sweep
 
 __version__: str

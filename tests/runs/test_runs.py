@@ -34,14 +34,14 @@ from fednormec.runs.runner import perform
 from fednormec.runs.start import start
 from fednormec.runs.summary import describe
 
-FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "summary.json"}
+FILES = {"config.toml", "environment.json", "metrics.jsonl", "model.json", "model.safetensors", "summary.json"}
 SMALL = ("model.name=linear", "data.partition=iid", "data.clients=4", "local.steps=1")
 
 
 # the files
 
 
-def test_a_run_leaves_five_files(tmp_path: Path) -> None:
+def test_a_run_leaves_six_files(tmp_path: Path) -> None:
     whole(tmp_path / "deep" / "down", *SMALL, "run.rounds=2")
     assert {path.name for path in (tmp_path / "deep" / "down").iterdir()} == FILES
 
@@ -184,7 +184,7 @@ def test_a_run_that_diverges_keeps_its_last_finite_model(tmp_path: Path) -> None
     )
     assert summary["status"] == "diverged"
     assert f"round {summary['rounds'] + 1}:" in summary["message"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"model.json"}  # a vector, no model
     assert len(lines(tmp_path / "out" / "metrics.jsonl")) == summary["rounds"] > 0
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in tensors.values())

@@ -36,6 +36,8 @@ from fednormec.data import (
     FederatedData,
 )
 from fednormec.data.features import FEATURES, Extractor, with_features
+from fednormec.data.names import CLASS_NAMES
+from fednormec.data.sources import Shapes
 from fednormec.engine.planning import evaluation_interval
 from fednormec.errors import UserError, known, require_room
 from fednormec.privacy.mechanism import Privacy
@@ -59,6 +61,7 @@ class Experiment(NamedTuple):
         unused: sections of the config that the run did without.
         data: digest of the data, where code of the user's loaded them.
         x0: where to start; None: where the problem does.
+        shapes: shapes of what the model takes and puts out; None if there is no model but a vector.
     """
 
     problem: Problem
@@ -70,6 +73,7 @@ class Experiment(NamedTuple):
     unused: tuple[str, ...]
     data: str | None = None
     x0: torch.Tensor | None = None
+    shapes: Shapes | None = None
 
 
 class Rules(NamedTuple):
@@ -92,13 +96,16 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
     """
     config = with_usual(config)
     algorithm, participation, privacy, run, resolved = rules(config)
-    load, loaded = Loading(folder), list[Loaded]()
+    load, loaded, seen = Loading(folder), list[Loaded](), list[FederatedData]()
 
     def from_settings() -> FederatedData:
         if data is None:
             loaded.append(federated_data(config, resolved, run.seed, load))
         found = loaded[0].data if data is None else data
-        return with_features(found, _extractor(config, resolved, load)) if "features" in config else found
+        seen.append(found)
+        if "features" in config:
+            seen.append(with_features(found, extractor_of(config, resolved, load)))
+        return seen[-1]
 
     table = problems(config, resolved, run, from_settings, load)
     problem: Problem = _choose(config, resolved, "problem", table)()
@@ -115,9 +122,21 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
         algorithm = _with_faults(algorithm, Faults(**resolved["faults"]), problem.num_clients, run.seed)
     in_order = {name: resolved[name] for name in SECTIONS if name in resolved}
     unused = tuple(name for name in config if name not in resolved)
+    digest = loaded[0].digest if loaded else None
+    shapes = _shapes(resolved, *seen) if seen else None
     return Experiment(
-        problem, algorithm, participation, privacy, run, in_order, unused, loaded[0].digest if loaded else None
-    )
+        problem, algorithm, participation, privacy, run, in_order, unused, digest, shapes=shapes
+    )  # fmt: skip
+
+
+def _shapes(resolved: Config, examples: FederatedData, inputs: FederatedData | None = None) -> Shapes:
+    """Returns the shapes of what a model takes and puts out; `inputs` are what [features] made of the examples."""
+    names, data = CLASS_NAMES.get(str(resolved.get("data", {}).get("source")), ()), inputs or examples
+    if resolved["problem"]["name"] == "logistic":
+        found = Shapes(data.input_shape, data.target_shape, 1, data.kind)
+    else:
+        found = data.shapes._replace(classes=names if len(names) == data.outputs else None)
+    return found if inputs is None else found._replace(before=(examples.input_shape, examples.kind.inputs))
 
 
 def rules(config: Config) -> Rules:
@@ -254,7 +273,7 @@ def problems(
         losses = load(loss, "problem.loss") if is_own(loss) else loss_named(loss)
         named = None if metrics is None else [load(m, "problem.metrics") if is_own(m) else m for m in metrics]
         all_data = data()
-        model = _model(config, resolved, all_data, run.seed, dtype, load)
+        model = model_of(config, resolved, all_data.shapes, run.seed, dtype, load)
         with within("the model", SECONDS):
             return NeuralProblem(
                 model, all_data.clients, all_data.test, losses, metrics=named, vectorize=vectorize, dtype=dtype,
@@ -265,17 +284,26 @@ def problems(
     return {"neural": neural, "logistic": logistic, "quadratic": quadratic}
 
 
-def _model(
-    config: Config, resolved: Config, data: FederatedData, seed: int, dtype: torch.dtype, load: Loading
+def model_of(
+    config: Config, resolved: Config, shapes: Shapes, seed: int, dtype: torch.dtype, load: Loading
 ) -> nn.Module:
-    """Builds the model: ours begins with numbers drawn from the seed, the user's with those it was given."""
-    if data.kind.targets == "classes" and data.num_classes < 2:
-        raise UserError(f"there must be at least 2 classes, got {data.num_classes}: check the labels of the data.")
+    """Builds the model: ours begins with numbers drawn from the seed, the user's with those it was given.
+
+    Args:
+        config: the sections of the config.
+        resolved: gets [model] with every default spelled out.
+        shapes: what the model takes and puts out.
+        seed: seed of its first numbers.
+        dtype: type of numbers that it will be trained in.
+        load: loads code of the user's.
+    """
+    if shapes.kind.targets == "classes" and shapes.outputs < 2:
+        raise UserError(f"there must be at least 2 classes, got {shapes.outputs}: check the labels of the data.")
     for_all = [field.name for field in fields(ModelSettings)]
     given = config.get("model", {})
     of_all = check("[model]", {key: value for key, value in given.items() if key in for_all}, ModelSettings)
     settings = {key: value for key, value in given.items() if key not in for_all}
-    model = _built(settings, resolved, data, seed, dtype, load)
+    model = _built(settings, resolved, shapes, seed, dtype, load)
     if of_all["trainable"] is not None:
         _freeze_but(model, of_all["trainable"])
         resolved["model"] |= of_all
@@ -283,7 +311,7 @@ def _model(
 
 
 def _built(
-    settings: Section, resolved: Config, data: FederatedData, seed: int, dtype: torch.dtype, load: Loading
+    settings: Section, resolved: Config, shapes: Shapes, seed: int, dtype: torch.dtype, load: Loading
 ) -> nn.Module:
     if is_own(settings.get("name")):
         name = settings["name"]
@@ -293,7 +321,7 @@ def _built(
         resolved["model"] = {"name": name, **arguments}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "init").integers(2**63)))
-            made = code.once(SECONDS, data.input_shape, data.outputs, **arguments)
+            made = code.once(SECONDS, shapes.inputs, shapes.outputs, **arguments)
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} must return a torch.nn.Module, not {type(made).__name__}.")
         return made
@@ -302,10 +330,10 @@ def _built(
         _require_vocabulary(data, build.arguments["vocabulary"] or data.outputs)
     with _sizes_from_the_config("model"):
         with torch.device("meta"):  # as large as it will be, without its numbers
-            parameters = sum(p.numel() for p in build(data.input_shape, data.outputs).parameters())
+            parameters = sum(p.numel() for p in build(shapes.inputs, shapes.outputs).parameters())
         require_room(f"training a model of {parameters:,} parameters", 12 * parameters * dtype.itemsize,
                      "take a smaller one")  # fmt: skip
-        model: nn.Module = build(data.input_shape, data.outputs)
+        model: nn.Module = build(shapes.inputs, shapes.outputs)
     reset(model, generator(seed, "init"))
     return model
 
@@ -321,7 +349,7 @@ def _freeze_but(model: nn.Module, trainable: Sequence[str]) -> None:
         parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trainable))
 
 
-def _extractor(config: Config, resolved: Config, load: Loading) -> Extractor:
+def extractor_of(config: Config, resolved: Config, load: Loading) -> Extractor:
     """Returns what computes the features that [features] names: one of ours, or a function of the user's own."""
     settings = config["features"]
     name = str(settings.get("name"))

@@ -127,6 +127,21 @@ def require_agreed(code: Mapping[str, str], agreed: Mapping[str, str]) -> None:
         raise UserError(f"{missing[0]} is used, but [code] has no digest of it: the code is not what it was.")
 
 
+def require_made_with(code: Mapping[str, str], folder: Path) -> None:
+    """Raises UserError if a file of the user's code in a folder is not the one that a run was made with.
+
+    Nothing of the file is run. A file that is not there is no matter of this.
+
+    Args:
+        code: digests of the files as the run's [code] has them.
+        folder: where the files are now.
+    """
+    for name, digest in code.items():
+        if (folder / name).is_file() and _digest(folder / name) != digest:
+            raise UserError(f"{folder / name} is not the file that the run was made with (its config.toml has the "
+                            "digest under [code]): put that one back.")  # fmt: skip
+
+
 def check_digests(section: Mapping[str, Any]) -> Mapping[str, str]:
     """Returns the digests of [code]; raises UserError if one is none."""
     for name, digest in section.items():

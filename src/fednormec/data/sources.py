@@ -83,6 +83,32 @@ class Examples:
         return iter((self.x, self.y))
 
 
+class Shapes(NamedTuple):
+    """Shapes of data, and what their numbers are: public facts, from which a model is built without the data.
+
+    Attributes:
+        inputs: shape of one example.
+        targets: shape of one example's target: () for one class or value.
+        outputs: number of outputs of a model.
+        kind: kind of numbers that examples are made of.
+        classes: names of the classes, where they are known.
+        before: shape of one example, and kind of its numbers, before features took their place; None: none did.
+    """
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...]
+    outputs: int
+    kind: Kind = USUAL
+    classes: tuple[str, ...] | None = None
+    before: tuple[tuple[int, ...], Literal["numbers", "tokens"]] | None = None
+
+    @property
+    def examples(self) -> "tuple[tuple[int, ...], Kind]":
+        """Shape of one example, and kind of its numbers, as data bring it."""
+        shape, kind = (self.inputs, self.kind.inputs) if self.before is None else self.before
+        return shape, self.kind._replace(inputs=kind)
+
+
 MOST_CLASSES = 100_000  # or as many as there are examples: beyond that labels are something else, such as identities
 
 
@@ -158,6 +184,11 @@ class FederatedData:
         return self.num_classes if self.kind.targets == "classes" else math.prod(self.target_shape)
 
     @property
+    def shapes(self) -> Shapes:
+        """Shapes of the data, which are taken as public."""
+        return Shapes(self.input_shape, self.target_shape, self.outputs, self.kind)
+
+    @property
     def digest(self) -> str:
         """Digest of all that the clients have: not private, since it tells whether a guess of theirs is right."""
         found = hashlib.sha256(repr((self.names, self.classes, self.kind)).encode())
@@ -231,6 +262,34 @@ def read_npz(path: str | Path, kind: Kind = USUAL) -> NpzData:
     arrays = _load(path, required=("x", "y"), optional=("client", "x_test", "y_test"))
     train = _examples(arrays["x"], arrays["y"], str(path), kind)
     return NpzData(train, _test_of(arrays, train, path), _client_ids_of(arrays, train, path))
+
+
+def read_inputs(path: str | Path, kind: Kind = USUAL) -> np.ndarray:
+    """Reads the inputs of one .npz file alone: x_test if it has that key, else x. It needs no targets.
+
+    Args:
+        path: the .npz file.
+        kind: kind of the numbers in x.
+    """
+    arrays = _load(path, required=("x",), optional=("x_test",))
+    return inputs(arrays.get("x_test", arrays["x"]), str(path), kind)
+
+
+def inputs(x: Any, where: str, kind: Kind = USUAL) -> np.ndarray:
+    """Returns inputs as examples have them; raises UserError if they cannot be inputs.
+
+    Args:
+        x: anything numpy can read.
+        where: what errors call their place.
+        kind: kind of the numbers in x.
+    """
+    try:
+        found = (_tokens if kind.inputs == "tokens" else _numbers)(_array(x, "x"), "x")
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not len(found):
+        raise UserError(f"{where}: expected at least one example, got no data; add some")
+    return found
 
 
 def read_folder(path: str | Path, classes: int | None = None, kind: Kind = USUAL) -> FederatedData:

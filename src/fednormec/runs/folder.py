@@ -1,11 +1,11 @@
 """Folder of a run, which is made once and never written over.
 
 It holds what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the model
-(model.safetensors) and how it ended (summary.json); of a private run also what was released (ledger.jsonl) and what may
-be said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed (guarantee.json,
-guarantee.png); of a run that was begun from Python the model as a flat vector (x.safetensors). A page about it is added
-(report.html). Until the run has finished there are checkpoints (checkpoint-N.safetensors), from which
-it can resume after a crash.
+(model.safetensors), what that takes and puts out (model.json) and how it ended (summary.json); of a private run also
+what was released (ledger.jsonl) and what may be said about it (privacy.txt, privacy.json); of a run that a theorem
+covers what is guaranteed (guarantee.json, guarantee.png); of a run that was begun from Python the model as a flat
+vector (x.safetensors). A page about it is added (report.html). Until the run has finished there are checkpoints
+(checkpoint-N.safetensors), from which it can resume after a crash.
 """
 
 import hashlib

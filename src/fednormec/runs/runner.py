@@ -44,6 +44,7 @@ from fednormec.runs.resume import (
     require_same_data,
     with_resumption,
 )
+from fednormec.runs.shapes import SHAPES, about
 from fednormec.runs.start import (
     checkpoint_rounds,
     choices,
@@ -255,6 +256,8 @@ def _train(run: _Run, rounds: Generator[Round, None, None]) -> Summary:
             summary["guarantee"] = against_guarantee(experiment, folder, tally.evaluated, run.known, run.by_plan)
         summary |= {"not_private": [*sorted(tally.client_figures), "left_out"], "left_out": tally.left_out}
         with stage("disk"):
+            if experiment.shapes is not None:
+                folder.note(Path(SHAPES).stem, about(experiment.shapes))
             flat = x if PYTHON in experiment.config else None
             folder.finish(experiment.problem.named(x), summary, statement, flat)
             tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
