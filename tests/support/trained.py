@@ -28,6 +28,7 @@ class Next(nn.Module):
 def build(input_shape, outputs, width: int = 6):
     return Next(outputs, width)
 """
+SQUARES = "def squares(x):\n    return x.reshape(len(x), -1) ** 2\n"
 WORDS, LENGTH = 11, 5
 MODELS = ("linear", "mlp", "small_cnn", "resnet20", "gru")
 

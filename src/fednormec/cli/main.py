@@ -17,9 +17,12 @@ from fednormec.cli import (
     compare,
     config,
     data,
+    evaluate,
+    export,
     federation,
     methods,
     models,
+    predict,
     privacy,
     report,
     reproduce,
@@ -47,6 +50,9 @@ app.command(help=settings.HELP, cls=Command)(settings.settings)
 app.command(help=privacy.HELP, cls=Command)(privacy.privacy)
 app.command(help=theory.HELP, cls=Command)(theory.theory)
 app.command(help=audit.HELP, cls=Command)(audit.audit)
+app.command(help=evaluate.HELP, cls=Command)(evaluate.evaluate)
+app.command(help=predict.HELP, cls=Command)(predict.predict)
+app.command(help=export.HELP, cls=Command)(export.export)
 app.command(help=compare.HELP, cls=Command)(compare.compare)
 app.command(help=report.HELP, cls=Command)(report.report)
 app.command(help=methods.HELP, cls=Command)(methods.methods)

@@ -15,6 +15,13 @@ ConfigPath = Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting.")]
 NotPrivate = Annotated[bool, typer.Option("--not-private", help="Drop [privacy]: no noise, nothing is protected.")]
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")]
+Model = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that has finished.")]
+DataSettings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="DATA.KEY=VALUE", help="A setting of [data], for X.")
+]
+Code = Annotated[
+    str, typer.Option(metavar="DIR", help="The folder of your own code, if the model is built by a file of yours.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]

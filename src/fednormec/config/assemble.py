@@ -34,6 +34,7 @@ from fednormec.core.randomness import generator
 from fednormec.data import (
     Examples,
     FederatedData,
+    Kind,
 )
 from fednormec.data.features import FEATURES, Extractor, with_features
 from fednormec.data.names import CLASS_NAMES
@@ -274,6 +275,8 @@ def problems(
         named = None if metrics is None else [load(m, "problem.metrics") if is_own(m) else m for m in metrics]
         all_data = data()
         model = model_of(config, resolved, all_data.shapes, run.seed, dtype, load)
+        if all_data.kind.inputs == "tokens" and "vocabulary" in resolved["model"]:
+            _require_vocabulary(all_data, resolved["model"]["vocabulary"] or all_data.outputs)
         with within("the model", SECONDS):
             return NeuralProblem(
                 model, all_data.clients, all_data.test, losses, metrics=named, vectorize=vectorize, dtype=dtype,
@@ -325,9 +328,7 @@ def _built(
         if not isinstance(made, nn.Module):
             raise UserError(f"model.name: {name} must return a torch.nn.Module, not {type(made).__name__}.")
         return made
-    build = _choose({"model": settings}, resolved, "model", _models_for(data, settings), given=2)
-    if data.kind.inputs == "tokens":
-        _require_vocabulary(data, build.arguments["vocabulary"] or data.outputs)
+    build = _choose({"model": settings}, resolved, "model", _models_for(shapes.kind, settings), given=2)
     with _sizes_from_the_config("model"):
         with torch.device("meta"):  # as large as it will be, without its numbers
             parameters = sum(p.numel() for p in build(shapes.inputs, shapes.outputs).parameters())
@@ -366,12 +367,12 @@ def extractor_of(config: Config, resolved: Config, load: Loading) -> Extractor:
     return Extractor(code.__name__, key, lambda: partial(code.once, SECONDS, **arguments))
 
 
-def _models_for(data: FederatedData, settings: Section) -> Table:
+def _models_for(kind: Kind, settings: Section) -> Table:
     """Returns the models that take such data; raises UserError if the config names one that takes others."""
-    models, others = (TOKEN_MODELS, MODELS) if data.kind.inputs == "tokens" else (MODELS, TOKEN_MODELS)
+    models, others = (TOKEN_MODELS, MODELS) if kind.inputs == "tokens" else (MODELS, TOKEN_MODELS)
     name = settings.get("name", DEFAULT_NAMES["model"])
     if name in others:
-        raise UserError(f"the model {name} does not take {data.kind.inputs} (data.inputs): take {_or(models)}, or one "
+        raise UserError(f"the model {name} does not take {kind.inputs} (data.inputs): take {_or(models)}, or one "
                         "of your own.")  # fmt: skip
     return models
 

@@ -82,7 +82,7 @@ def federated_data(config: Config, resolved: Config, seed: int, load: Loading) -
                                  "a client")  # fmt: skip
         resolved["data"] = {key: getattr(asked, key) for key in OF_CLIENTS}
         return Loaded(read_folder(source, asked.classes, kind))
-    held = _held(source, kind, raw="features" in config)
+    held = read_source(source, kind, raw="features" in config)
     return Loaded(_dealt_out(config, resolved, held, asked, others, seed))
 
 
@@ -175,8 +175,8 @@ def _kind_of(federation: Federation, given: Section) -> Kind:
     return kind
 
 
-def _held(source: str, kind: Kind, raw: bool) -> Held:
-    """Returns the content of a source; of built-in images pixels from 0 to 1 where `raw`, else normalised."""
+def read_source(source: str, kind: Kind, raw: bool) -> Held:
+    """Returns what a built-in set or a .npz file holds; of built-in images pixels from 0 to 1 where `raw`."""
     if source in FEDERATIONS:
         return Held(*open_federation(FEDERATIONS[source]))
     if source in BUILT_IN and kind != Kind():

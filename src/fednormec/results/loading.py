@@ -59,7 +59,7 @@ def load(run: str | Path, module: nn.Module | None = None, code: str | Path = ".
 
     The model of logistic regression is a module that gives each example a score, above 0 for the classes that
     `positive` names. A model with batch normalisation normalises by the batch that it is given, so that what it says of
-    an example depends on the others in the batch.
+    an example depends on the others in the batch. One that was trained on [features] takes these.
 
     Args:
         run: folder of a run that has finished.
