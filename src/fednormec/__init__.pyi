@@ -39,6 +39,7 @@ from fednormec.core.participation import Weights as Weights
 from fednormec.core.participation import fixed_size as fixed_size
 from fednormec.core.participation import full as full
 from fednormec.core.participation import poisson as poisson
+from fednormec.core.problem import ByClient as ByClient
 from fednormec.core.problem import Divisible as Divisible
 from fednormec.core.problem import Metrics as Metrics
 from fednormec.core.problem import Problem as Problem

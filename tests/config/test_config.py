@@ -123,7 +123,7 @@ def test_the_resolved_config_spells_out_every_default() -> None:
     config = quickstart("local.name=sgd", "local.step=1", "privacy.noise_std=2").config
     assert config["local"] == {"name": "sgd", "step": 1.0, "steps": 5, "batch_size": 32, "order": "fresh"}
     assert config["privacy"] == asdict(fn.Privacy(noise_std=2.0))
-    evaluation = {"statistics": "batch", "loss_examples": None}
+    evaluation = {"statistics": "batch", "loss_examples": None, "per_client": False}
     task = {"loss": "cross_entropy", "metrics": None}
     assert config["problem"] == {"name": "neural", **task, "vectorize": "auto", "tile": None, **evaluation}
     assert config["data"]["test_fraction"] == 0.2

@@ -286,7 +286,7 @@ def test_threads_get_the_same_bits(case: Case) -> None:
 def test_the_training_loss_is_the_mean_over_clients_each_weighing_the_same(case: Case) -> None:
     problem, x = case.problem, start(case.problem)
     losses = [case.formula(x.double(), i, list(range(n))).item() for i, n in enumerate(problem.client_sizes)]
-    public, not_private = problem.evaluate(x)
+    public, not_private, _ = problem.evaluate(x)
     assert not_private["train_loss"] == pytest.approx(np.mean(losses), rel=1e-9)
     assert all(isinstance(value, float) for value in (*public.values(), *not_private.values()))
 

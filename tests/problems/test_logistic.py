@@ -57,7 +57,7 @@ def loss(problem: Logistic, w: Tensor) -> float:
 
 def test_it_starts_from_zero_and_has_the_norm_of_the_mean_gradient_as_its_other_figure(problem: Logistic) -> None:
     assert torch.equal(problem.init(np.random.default_rng(0)), torch.zeros(D, dtype=torch.float64))
-    public, not_private = problem.evaluate(normal(D))
+    public, not_private, _ = problem.evaluate(normal(D))
     assert public == {} and set(not_private) == {"train_loss", "gradient_norm"}
     mean = problem.grad(normal(D), np.arange(M)).mean(0)
     assert not_private["gradient_norm"] == pytest.approx(mean.norm().item(), rel=1e-10)
@@ -111,7 +111,7 @@ def test_train_loss_leaves_out_clients_that_are_not_finite() -> None:
 def test_public_figures_are_those_of_the_test_set() -> None:
     a, y = torch.tensor([[1.0], [2.0], [-1.0], [0.0]]), torch.tensor([1, -1, -1, 1])
     problem = Logistic([torch.ones(1, 1)], [torch.tensor([1])], regularizer=5.0, test=(a, y))
-    public, _ = problem.evaluate(torch.tensor([1.0]))
+    public, *_ = problem.evaluate(torch.tensor([1.0]))
     expected = np.mean([np.log1p(np.exp(-1)), np.log1p(np.exp(2)), np.log1p(np.exp(-1)), np.log(2)])
     assert public == pytest.approx({"test_loss": expected, "test_accuracy": 0.75}, rel=1e-6)
 

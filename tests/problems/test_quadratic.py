@@ -51,7 +51,7 @@ def test_init_is_standard_normal_and_repeats() -> None:
 
 
 def test_the_other_figure_is_the_norm_of_the_mean_gradient(problem: Quadratic) -> None:
-    public, not_private = problem.evaluate(normal(D))
+    public, not_private, _ = problem.evaluate(normal(D))
     assert public == {} and set(not_private) == {"train_loss", "gradient_norm"}
     mean = problem.grad(normal(D), np.arange(M)).mean(0)
     assert not_private["gradient_norm"] == pytest.approx(mean.norm().item(), rel=1e-10)

@@ -233,12 +233,14 @@ def problems(
             )
         return Quadratic(problem.curvatures.to(device), problem.minimisers.to(device))
 
-    def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,)) -> Problem:
+    def logistic(regularizer: float = 0.0, positive: Sequence[int] = (1,), per_client: bool = False) -> Problem:
         """Logistic regression between two classes of the data, with a non-convex regulariser. [model] has no use.
 
         Args:
             regularizer: weight of the regulariser, the sum of w^2/(1 + w^2) over all coordinates; zero or positive.
             positive: labels of the positive class; all others are the negative one.
+            per_client: whether to say how the accuracy is spread over the clients, on each one's own examples (those
+                held out of them, where the data name their clients): not private, and it takes time.
         """
         all_data = data()
         pairs = [_two_classes(examples, positive, dtype, device) for examples in all_data.clients]
@@ -246,7 +248,10 @@ def problems(
             raise UserError(f"positive = {list(positive)} puts every example into one class: name some of the labels.")
         test = None if all_data.test is None else _two_classes(all_data.test, positive, dtype, device)
         features, labels = [a for a, _ in pairs], [y for _, y in pairs]
-        return Logistic(features, labels, regularizer=regularizer, test=test, held_out=all_data.held_out)
+        return Logistic(
+            features, labels, regularizer=regularizer, test=test, held_out=all_data.held_out, per_client=per_client,
+            owners=all_data.owners,
+        )  # fmt: skip
 
     def neural(
         loss: str = "cross_entropy",
@@ -255,6 +260,7 @@ def problems(
         tile: int | None = None,
         statistics: Literal["batch", "training"] = "batch",
         loss_examples: int | None = None,
+        per_client: bool = False,
     ) -> Problem:
         """Neural network: the model that [model] names, on the data.
 
@@ -270,6 +276,8 @@ def problems(
             statistics: by what batch normalisation normalises in an evaluation: the statistics of the "batch" at hand,
                 or those of the clients' "training" examples, which makes all figures not private.
             loss_examples: number of examples of each client, the first it has, that an evaluation looks at; None: all.
+            per_client: whether to say how the first metric (or the loss) is spread over the clients, on each one's own
+                examples (those held out of them, where the data name their clients): not private, and it takes time.
         """
         losses = load(loss, "problem.loss") if is_own(loss) else loss_named(loss)
         named = None if metrics is None else [load(m, "problem.metrics") if is_own(m) else m for m in metrics]
@@ -281,7 +289,7 @@ def problems(
             return NeuralProblem(
                 model, all_data.clients, all_data.test, losses, metrics=named, vectorize=vectorize, dtype=dtype,
                 device=device, tile=tile, held_out=all_data.held_out, statistics=statistics,
-                loss_examples=loss_examples,
+                loss_examples=loss_examples, per_client=per_client, owners=all_data.owners,
             )  # fmt: skip
 
     return {"neural": neural, "logistic": logistic, "quadratic": quadratic}

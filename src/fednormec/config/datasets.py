@@ -20,7 +20,6 @@ from fednormec.config.settings import (
 )
 from fednormec.core.randomness import generator
 from fednormec.data import (
-    Examples,
     FederatedData,
     Kind,
     by_ids,
@@ -246,23 +245,26 @@ def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedD
         pairs = [hold_out(part, fraction, generator(seed, "split", i)) for i, part in enumerate(own)]
         parts, aside = [kept for kept, _ in pairs], np.concatenate([out for _, out in pairs])
         names = None if ids is None else [str(name) for name in np.unique(ids)]
+        owners = np.repeat(np.arange(len(pairs)), [len(out) for _, out in pairs])
     else:
         kept, aside = split(len(held.train), fraction, generator(seed, "split"))
         kept = _drawn("examples", kept, asked.examples, seed)
         parts = [kept[part] for part in deal(held.train.y[kept], None, generator(seed, "partition"))]
-        names = None
-    test = _test_set(held, aside, asked, seed)
-    return federate(held.train, test, parts, names, asked.classes, held_out=names is not None and len(aside) > 0)
+        names, owners = None, aside[:0]
+    index = _test_index(len(aside) if held.test is None else len(held.test), asked, seed)
+    whole = held.train if held.test is None else held.test
+    test = whole.take(aside[index] if held.test is None else index) if len(index) else None
+    held_out = len(owners) > 0
+    return federate(
+        held.train, test, parts, names, asked.classes, held_out, owners[index] if held_out else None
+    )  # fmt: skip
 
 
-def _test_set(held: Held, aside: np.ndarray, asked: DataSettings, seed: int) -> Examples | None:
-    whole = held.test if held.test is not None else held.train if len(aside) else None
-    if whole is None:
-        if asked.test_examples is not None:
-            raise UserError("test_examples needs a test set: set test_fraction above 0 or leave test_examples out.")
-        return None
-    index = aside if held.test is None else np.arange(len(held.test))
-    return whole.take(_drawn("test_examples", index, asked.test_examples, seed))
+def _test_index(there: int, asked: DataSettings, seed: int) -> np.ndarray:
+    """Returns which of the examples that there are to test with are taken."""
+    if asked.test_examples is not None and not there:
+        raise UserError("test_examples needs a test set: set test_fraction above 0 or leave test_examples out.")
+    return _drawn("test_examples", np.arange(there), asked.test_examples, seed)
 
 
 def _drawn(what: str, index: np.ndarray, count: int | None, seed: int) -> np.ndarray:

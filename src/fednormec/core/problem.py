@@ -1,5 +1,7 @@
 """Problem: M functions f_i on flat vectors, every client weighing 1/M."""
 
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,16 +15,58 @@ class Interval(NamedTuple):
     upper: float
 
 
+class ByClient(NamedTuple):
+    """Figure of one model for each client: not private.
+
+    Attributes:
+        name: name of the figure, such as accuracy.
+        higher: whether a higher one is better.
+        values: the figure of every client for which it is finite, from the worst to the best.
+        held_out: whether it is on examples that were held out of the clients' own; else on those they train on.
+    """
+
+    name: str
+    higher: bool
+    values: tuple[float, ...]
+    held_out: bool = False
+
+    @classmethod
+    def of(cls, name: str, higher: bool, values: Iterable[float], held_out: bool = False) -> "ByClient":
+        """Returns the figure of some clients, sorted, so that none can be told from another.
+
+        Args:
+            name: name of the figure.
+            higher: whether a higher one is better.
+            values: the figure of each client, in any order; what is not finite is left out.
+            held_out: whether it is on examples that were held out of the clients' own.
+        """
+        finite = sorted((value for value in values if math.isfinite(value)), reverse=not higher)
+        return cls(name, higher, tuple(finite), held_out)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Mean over the clients, and over the tenth of them (rounded up) with the worst and with the best figure.
+
+        >>> ByClient.of("accuracy", True, [0.5, 1.0, 0.0, 0.5]).figures
+        {'client_accuracy': 0.5, 'client_accuracy_worst': 0.0, 'client_accuracy_best': 1.0}
+        """
+        tenth = -(-len(self.values) // 10)
+        parts = {"": self.values, "_worst": self.values[:tenth], "_best": self.values[len(self.values) - tenth :]}
+        return {f"client_{self.name}{end}": math.fsum(v) / len(v) if v else math.nan for end, v in parts.items()}
+
+
 class Metrics(NamedTuple):
     """Figures about one model.
 
     Attributes:
         public: figures on a public test set.
         not_private: figures that look at clients' data, those on a test set that was held out of them included.
+        by_client: the figure of each client behind those over clients, if it was asked for.
     """
 
     public: dict[str, float]
     not_private: dict[str, float]
+    by_client: ByClient | None = None
 
 
 class Problem(Protocol):

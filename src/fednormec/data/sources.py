@@ -122,6 +122,7 @@ class FederatedData:
         names: one name per client, all different.
         classes: number of classes, where that was agreed; None: the labels tell.
         held_out: whether the test set was held out of clients' own data: figures on it are then not private.
+        owners: number of the client that each example of the test set was held out of; None: nobody knows.
     """
 
     clients: tuple[Examples, ...]
@@ -129,6 +130,7 @@ class FederatedData:
     names: tuple[str, ...]
     classes: int | None = None
     held_out: bool = False
+    owners: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -357,6 +359,7 @@ def federate(
     names: Sequence[str] | None = None,
     classes: int | None = None,
     held_out: bool = False,
+    owners: np.ndarray | None = None,
 ) -> FederatedData:
     """Deals `train` out by the indices of a partition.
 
@@ -367,6 +370,7 @@ def federate(
         names: one name per client; None: 0, 1, ...
         classes: number of classes; None: the labels tell.
         held_out: whether the test set was held out of clients' own data.
+        owners: number of the client that each example of the test set was held out of; None: nobody knows.
     """
     names = _numbered(len(parts)) if names is None else tuple(names)
     if len(names) != len(parts):
@@ -374,7 +378,7 @@ def federate(
             f"expected one name per client, got {len(names)} names for {len(parts)} clients; make them agree"
         )
     clients = tuple(_part(train, part, f"client {name}") for name, part in zip(names, parts, strict=True))
-    return FederatedData(clients, test, names, classes, held_out)
+    return FederatedData(clients, test, names, classes, held_out, owners)
 
 
 def from_arrays(

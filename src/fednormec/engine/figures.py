@@ -1,9 +1,10 @@
 """Figures of a model by name: what they are called, how they are written, and which way is better."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-TEST = "test_"
+TEST, CLIENT = "test_", "client_"
+TENTHS = {"_worst": "worst tenth", "_best": "best tenth"}  # of the clients, over which a figure's mean is taken
 
 
 class Figure(NamedTuple):
@@ -48,7 +49,14 @@ def figure_of(name: str) -> Figure:
 
     >>> figure_of("test_accuracy").form, figure_of("test_macro_recall").words, figure_of("memory_error").higher
     ('.1%', 'test macro recall', False)
+    >>> figure_of("client_accuracy").words, figure_of("client_rmse_worst").words
+    ('accuracy over clients', 'RMSE, worst tenth of clients')
     """
+    if name.startswith(CLIENT):
+        end = next((end for end in TENTHS if name.endswith(end)), "")
+        kin = figure_of(f"{TEST}{name.removeprefix(CLIENT).removesuffix(end)}")
+        which = f", {TENTHS[end]} of clients" if end else " over clients"
+        return kin._replace(words=f"{kin.words.removeprefix('test ')}{which}")
     return KNOWN.get(name) or Figure(name.replace("_", " "), ".4g", name.startswith(TEST))
 
 
@@ -66,3 +74,13 @@ def by_importance(names: Iterable[str]) -> list[str]:
     there = list(dict.fromkeys(names))
     own = [name for name in there if name.startswith(TEST) and name not in KNOWN]
     return [name for name in dict.fromkeys((*BEFORE_LOSS, *own, *KNOWN)) if name in there]
+
+
+def over_clients(names: Collection[str]) -> str | None:
+    """Returns the figure among these names that was measured for each client; None if none was.
+
+    >>> over_clients(["train_loss", "client_accuracy", "client_accuracy_worst", "client_accuracy_best"])
+    'client_accuracy'
+    """
+    found = (name for name in names if name.startswith(CLIENT))
+    return next((name for name in found if all(f"{name}{end}" in names for end in TENTHS)), None)

@@ -81,5 +81,6 @@ class Record(dict[str, Any]):
         figures = {key: value for key, value in record.items() if key not in ("round", "label", APART)}
         values = (*figures.values(), *record.apart.values())
         counted = all(type(record.apart.get(name)) is int for name in COUNTS)
-        whole = "train_loss" in record.apart or set(record.apart) <= {*COUNTS, MISSED}
+        reported = all(name.startswith("client_") for name in record.client_figures)  # by clients who are elsewhere
+        whole = "train_loss" in record.apart or (reported and not set(record.apart) & set(THEORY))
         return record if counted and whole and all(v is None or type(v) in (int, float) for v in values) else None

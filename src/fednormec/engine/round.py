@@ -172,7 +172,7 @@ class Trained(NamedTuple):
 
 def record(r: Round, measured: Mapping[str, float] | None = None) -> Record:
     """Returns the record of a round; what was `measured` besides is among what is not private."""
-    public, private = r.metrics or Metrics({}, {})
+    public, private, _ = r.metrics or Metrics({}, {})
     private = dict(measured or {}) | private
     counts = dict(zip(COUNTS, (r.computed, r.sent, r.left_out), strict=True))
     if r.missed is not None:

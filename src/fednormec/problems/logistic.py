@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fednormec.core.fingerprint import fingerprint
-from fednormec.core.problem import Interval, Metrics, tile_size
+from fednormec.core.problem import ByClient, Interval, Metrics, tile_size
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import some_of, take
 from fednormec.errors import UserError, at_least_one, non_negative
+from fednormec.problems.metrics import checked_owners, means_of
 
 EPS: Final = float(np.finfo(np.float64).eps)
 PROJECTIONS: Final = 4
@@ -36,6 +37,10 @@ class Logistic:
         regularizer: lambda, zero or positive.
         test: pair of features and labels to evaluate on; None: there is none.
         held_out: whether the test pair is clients' own data, so that figures on it are not private; else it is public.
+        per_client: whether an evaluation also says how the accuracy is spread over the clients, on each one's own
+            examples: that is not private.
+        owners: number of the client that each example of the test pair was held out of, for `per_client` to look at
+            these instead; None: they are nobody's.
 
     >>> problem = Logistic([torch.eye(2)], [torch.tensor([1, -1])], regularizer=0.5)
     >>> problem.smoothness
@@ -50,6 +55,8 @@ class Logistic:
         regularizer: float = 0.0,
         test: tuple[Tensor, Tensor] | None = None,
         held_out: bool = False,
+        per_client: bool = False,
+        owners: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         _check_clients(features, labels)
         if test is not None:
@@ -60,6 +67,8 @@ class Logistic:
         self._regularizer: Final = float(non_negative("regularizer", regularizer))
         self._test: Final = None if test is None else (test[0], test[1].to(test[0]))
         self._held_out: Final = held_out
+        self._labels: Final = [y.to(self._signed) for y in labels] if per_client else None
+        self._owners: Final = checked_owners(owners, 0 if test is None else len(test[1]), len(features))
 
     @property
     def dim(self) -> int:
@@ -97,7 +106,8 @@ class Logistic:
 
     def digest(self) -> str:
         """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
-        return fingerprint(self._signed, self._weights, self._sizes, self._regularizer, self._test, self._held_out)
+        looks = self._held_out, self._labels is not None, self._owners
+        return fingerprint(self._signed, self._weights, self._sizes, self._regularizer, self._test, looks)
 
     def evaluate(self, x: Tensor) -> Metrics:
         """Computes figures of the model x.
@@ -109,7 +119,9 @@ class Logistic:
         train_loss = losses[losses.isfinite()].mean().item()
         own = {"train_loss": train_loss, "gradient_norm": gradient.norm().item()}
         tested = self._test_figures(x)
-        return Metrics({}, own | tested) if self._held_out else Metrics(tested, own)
+        spread = None if self._labels is None else self._by_client(x, self._labels)
+        apart = own | tested if self._held_out else own
+        return Metrics({} if self._held_out else tested, apart if spread is None else apart | spread.figures, spread)
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
         return {"w": x}
@@ -171,8 +183,16 @@ class Logistic:
             return {}
         a, y = self._test
         score = a @ x
-        right = (score >= 0) == (y > 0)
-        return {"test_loss": -logsigmoid(y * score).mean().item(), "test_accuracy": right.double().mean().item()}
+        return {"test_loss": -logsigmoid(y * score).mean().item(), "test_accuracy": _right(score, y).mean().item()}
+
+    def _by_client(self, x: Tensor, labels: Sequence[Tensor]) -> ByClient:
+        if self._test is not None and self._owners is not None:
+            a, y = self._test
+            values = means_of(self._owners, _right(a @ x, y).cpu().numpy())
+            return ByClient.of("accuracy", True, values, held_out=True)
+        margins = self._signed @ x
+        values = [float(_right(y * margins[i, : len(y)], y).mean()) for i, y in enumerate(labels)]
+        return ByClient.of("accuracy", True, values)
 
     @property
     def _client_data(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -220,6 +240,11 @@ def random_logistic(
 def _penalty(w: Tensor) -> Tensor:
     """Returns r(w), written so that a huge weight gives 1 instead of inf / inf."""
     return (w / torch.hypot(w, torch.ones_like(w))).square().sum()
+
+
+def _right(score: Tensor, labels: Tensor) -> Tensor:
+    """Returns 1 for each example that is on the right side, 0 for the others; a score of 0 says +1."""
+    return ((score >= 0) == (labels > 0)).double()
 
 
 def _padded(rows: list[Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,6 +62,7 @@ def mae(outputs: Tensor, targets: Tensor) -> Tensor:
 
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "auc": auc, "mae": mae, "rmse": rmse, "top5": top5}
 ADDITIVE = (accuracy, mae, top5)  # one number for each example: no need to keep all outputs
+LOWER = ("loss", "mae", "rmse")  # the better; of the user's own a higher one is
 FITTING: dict[Loss, tuple[str, ...]] = {
     cross_entropy: ("accuracy", "top5", "auc"),
     binary_cross_entropy: ("accuracy", "auc"),
@@ -115,6 +117,31 @@ def measured(name: str, metric: Metric, outputs: Any, targets: Tensor) -> float:
             f"{tuple(values.shape)}."
         )
     return float(values.mean())
+
+
+def checked_owners(owners: Sequence[int] | np.ndarray | None, examples: int, clients: int) -> np.ndarray | None:
+    """Returns the numbers of the clients that a test set was held out of; raises UserError if they cannot be that.
+
+    Args:
+        owners: one number for each example; None: they are nobody's.
+        examples: number of examples in the test set.
+        clients: number of clients.
+    """
+    if owners is None:
+        return None
+    found = np.asarray(owners)
+    if found.shape != (examples,) or not examples or found.dtype.kind not in "iu":
+        raise UserError(f"owners must be the number of a client for each of the {examples} examples of the test pair.")
+    if found.min() < 0 or found.max() >= clients:
+        raise UserError(f"owners must be numbers of clients, from 0 to {clients - 1}.")
+    return found
+
+
+def means_of(owners: np.ndarray, values: np.ndarray) -> list[float]:
+    """Returns the mean of the values of each owner that has any, by the owners' numbers."""
+    counts = np.bincount(owners)
+    means: list[float] = (np.bincount(owners, values) / np.maximum(counts, 1))[counts > 0].tolist()
+    return means
 
 
 def _area(scores: Tensor, yes: Tensor) -> Tensor:

@@ -16,14 +16,14 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
 from fednormec.core.fingerprint import fingerprint
-from fednormec.core.problem import Metrics, tile_size
+from fednormec.core.problem import ByClient, Metrics, tile_size
 from fednormec.core.stages import stage
 from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_of
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems import apart
 from fednormec.problems.layers import Layered, for_convolutions
 from fednormec.problems.losses import OURS, Loss, loss_named, require_fitting
-from fednormec.problems.metrics import ADDITIVE, Metric, measured, metrics_of
+from fednormec.problems.metrics import ADDITIVE, LOWER, Metric, checked_owners, means_of, measured, metrics_of
 
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
 EXAMPLES_TOGETHER = 128  # but as many as these: smaller tiles cost more in calls than they save in memory
@@ -61,6 +61,10 @@ class NeuralProblem:
             those of the clients' "training" examples at the model in question. With the latter all figures look at
             clients' data, those on the test pair too: they are not private. Gradients always take the batch's.
         loss_examples: number of examples of each client, the first it has, that an evaluation looks at; by default all.
+        per_client: whether an evaluation also says how the first metric (or the loss) is spread over the clients, on
+            each one's own examples: that is not private, and takes about as long again.
+        owners: number of the client that each example of the test pair was held out of, for `per_client` to look at
+            these instead; None: they are nobody's.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class NeuralProblem:
         held_out: bool = False,
         statistics: Literal["batch", "training"] = "batch",
         loss_examples: int | None = None,
+        per_client: bool = False,
+        owners: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         one_of("vectorize", vectorize, ("auto", "layers", "vmap", "loop"))
         one_of("statistics", statistics, ("batch", "training"))
@@ -99,12 +105,14 @@ class NeuralProblem:
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
         self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
         self._test, self._held_out = None if test is None else self._pair(test, "the test set"), held_out
-        mixes = bool(_batch_norms(module))
+        self._mixes = mixes = bool(_batch_norms(module))
         if statistics == "training" and not mixes:
             raise UserError("statistics = 'training' is for models with batch normalisation, and this one has none.")
         self._statistics, self._looked_at = statistics, self._sizes
         if loss_examples is not None:
             self._looked_at = np.minimum(self._sizes, at_least_one("loss_examples", loss_examples))
+        self._per_client = per_client
+        self._owners = checked_owners(owners, 0 if self._test is None else len(self._test[1]), len(pairs))
         self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
         if self._convolves:
             self._x = for_convolutions(self._x)  # laid out once, and not in every round
@@ -192,7 +200,8 @@ class NeuralProblem:
         for parameter in module.parameters():
             if parameter.requires_grad:  # where these start is a question of its own: init
                 parameter.data = parameter.data.new_empty(0)
-        looks = self._layout, self._metrics, self._statistics, self._held_out, self._looked_at
+        model = self._layout, self._metrics, self._statistics, self._held_out, self._looked_at
+        looks = (*model, self._per_client, self._owners)
         return fingerprint(self._x, self._y, self._sizes, self._test, module, self._loss, looks)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,8 +221,11 @@ class NeuralProblem:
             client_losses = self._client_losses(module, together=by_training or not self._needs_whole_batches)
             finite = client_losses[client_losses.isfinite()]
             tested = {} if self._test is None else self._test_metrics(module, *self._test)
+            spread = self._by_client(module, by_training or not self._needs_whole_batches) if self._per_client else None
         own = {"train_loss": float(finite.mean())}
-        return Metrics({}, own | tested) if self._held_out or by_training else Metrics(tested, own)
+        apart = own | tested if self._held_out or by_training else own
+        public = {} if self._held_out or by_training else tested
+        return Metrics(public, apart if spread is None else apart | spread.figures, spread)
 
     # gradients
 
@@ -310,6 +322,21 @@ class NeuralProblem:
         owner = torch.as_tensor(np.repeat(np.arange(self.num_clients), sizes), device=self._device)
         sums = torch.zeros(self.num_clients, dtype=self._dtype, device=self._device)
         return sums.index_add_(0, owner, torch.cat(pieces)) / self._tensor(sizes)
+
+    def _by_client(self, module: nn.Module, together: bool) -> ByClient:
+        """Returns the first metric, or else the loss, of each client; `together` as for their losses."""
+        name, metric = next(iter(self._metrics.items()), ("loss", self._loss))
+        (x, y), owners = self._evaluated(), np.repeat(np.arange(self.num_clients), self._looked_at)
+        if self._test is not None and self._owners is not None:
+            (x, y), owners = self._test, self._owners
+        if together and (metric in ADDITIVE or (name == "loss" and self._loss_of_each)):
+            each = [metric(module(for_convolutions(x)), y) for x, y in self._pieces(x, y)]
+            values = means_of(owners, torch.cat(each).cpu().double().numpy())
+        else:
+            own = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
+            where = [torch.as_tensor(part, device=self._device) for part in own if len(part) > self._mixes]
+            values = [measured(name, metric, module(for_convolutions(_taken(x, w))), y[w]) for w in where]
+        return ByClient.of(name, name not in LOWER, values, owners is self._owners)
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
         """Returns the clients' examples that an evaluation looks at."""

@@ -16,12 +16,13 @@ from fednormec.core.vectors import flatten
 from fednormec.data import FederatedData
 from fednormec.data.names import built_in_name
 from fednormec.data.sources import Shapes
-from fednormec.engine.figures import TEST, by_importance, figure_of
+from fednormec.engine.figures import TEST, by_importance, figure_of, over_clients
 from fednormec.errors import UserError, known, visible
 from fednormec.files import digest, read_json
 from fednormec.results.loading import CONFIG, Stored, built, load, problem_name, require_code, stored
 from fednormec.results.reading import read_run
 from fednormec.runs.resume import require_same_data
+from fednormec.runs.summary import spread
 
 BATCH_NORM = (
     "the model has batch normalisation, which takes the statistics of the batch at hand: what it says of an example "
@@ -67,11 +68,15 @@ class Evaluation(NamedTuple):
     def text(self) -> str:
         """Returns the evaluation for a person."""
         lines = [f"{self.run} on {self.on}"]
-        for name in (*by_importance(self.metrics), *(name for name in self.metrics if not by_importance([name]))):
+        for name in by_importance(self.metrics):
             value, figure = self.metrics[name], figure_of(name)
             shown = format(value, figure.form) if math.isfinite(value) else "not finite"
             looks = "  (a look at the clients' data: not private)" if name in self.not_private else ""
             lines.append(f"{figure.words:<14} {shown}{looks}")
+        if (spread_out := over_clients(self.metrics)) is not None:
+            lines.append(
+                f"over clients   {spread(self.metrics, spread_out)}  (a look at the clients' data: not private)"
+            )
         if self.label is not None:
             lines.append(f"figures        {self.label}")
         if self.recorded is not None:
@@ -196,6 +201,7 @@ def _with_test_set(config: Config, shapes: Shapes, asked: Asked, code: Path) -> 
     classes = shapes.outputs if problem_name(config) == "neural" and shapes.kind.targets == "classes" else None
     if problem_name(config) == "neural":
         kept["problem"] = kept.get("problem", {}) | {"statistics": "batch", "vectorize": "loop"}
+    kept["problem"] = kept.get("problem", {}) | {"per_client": False}
     nobody = asked.examples.take(np.arange(min(2, len(asked.examples))))  # of one alone a batch has no variance
     return assemble(kept, FederatedData((nobody,), asked.examples, ("nobody",), classes), code)
 

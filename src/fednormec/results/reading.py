@@ -11,10 +11,12 @@ from typing import Any
 
 from fednormec.config.schema import Config
 from fednormec.config.settings import MADE_BY, PYTHON
+from fednormec.core.problem import ByClient
 from fednormec.engine.figures import by_importance, figure_of, may_be_public
 from fednormec.engine.record import APART, Record
 from fednormec.errors import UserError, visible
 from fednormec.privacy.labels import NOT_PRIVATE
+from fednormec.runs.clients import read_by_client
 from fednormec.runs.records import SUMMARY, Summary, finished
 
 PRIVATE, NO_PRIVACY, UNKNOWN = "private", "no privacy", "privacy unknown"
@@ -32,6 +34,7 @@ class Run:
         guarantee: the content of guarantee.json, if there is one.
         problems: what could not be read, a sentence each.
         ledger: the lines of ledger.jsonl.
+        by_client: the figure of each client after the last evaluation, if that was asked for.
     """
 
     path: Path
@@ -44,6 +47,7 @@ class Run:
     guarantee: dict[str, Any] | None
     problems: tuple[str, ...]
     ledger: tuple[dict[str, Any], ...] = ()
+    by_client: ByClient | None = None
 
     @property
     def title(self) -> str:
@@ -178,6 +182,7 @@ def read_run(path: Path | str) -> Run:
         guarantee=_json(path / "guarantee.json", problems, must=False),
         problems=(),
         ledger=_lines(path / "ledger.jsonl", problems, must=bool(summary and "private" in summary)),
+        by_client=read_by_client(path),
     )
     return replace(run, problems=tuple(problems))
 

@@ -17,6 +17,7 @@ from fednormec.drawing import LEVELS, Look, look, svg
 from fednormec.engine.figures import TEST
 from fednormec.errors import UserError, note
 from fednormec.privacy.labels import NOT_PRIVATE, up
+from fednormec.results.clients import over_clients
 from fednormec.results.compare import (
     as_csv,
     as_markdown,
@@ -100,7 +101,7 @@ def page(runs: Sequence[Run]) -> str:
     groups = ranked(grouped(runs))
     parts = (
         _head(groups), _warnings(groups), _tiles(groups), _comparison(groups), _trade_off(groups), _training(groups),
-        _privacy(groups),
+        over_clients(groups), _privacy(groups),
         _guarantees(groups), _settings(groups), _environment(runs),
     )  # fmt: skip
     body = "\n".join(part for part in parts if part)

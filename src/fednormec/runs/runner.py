@@ -30,6 +30,7 @@ from fednormec.files import read_json
 from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.statement import Statement, state
 from fednormec.runs.checkpoint import Checkpoint, Checkpoints, tidy
+from fednormec.runs.clients import by_client
 from fednormec.runs.folder import RunFolder, default_path, how_to_resume
 from fednormec.runs.guarantee import advised, against_guarantee, measures
 from fednormec.runs.origin import origin
@@ -329,7 +330,7 @@ def _observers(
 ) -> list[Observer]:
     """Returns all who watch a run; `begun` rounds were done in an earlier command."""
     logged = [events(folder.path, begun)] if tensorboard else []
-    return [*logged, progress(rounds, quiet, begun), *others]
+    return [by_client(folder), *logged, progress(rounds, quiet, begun), *others]
 
 
 def _checkpoints(experiment: Experiment, folder: RunFolder) -> Checkpoints:

@@ -1,11 +1,12 @@
 """Summary of a run that has ended: as data, and for a person."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.config.assemble import Experiment
-from fednormec.engine.figures import TEST, by_importance, figure_of
+from fednormec.engine.figures import TENTHS, TEST, by_importance, figure_of, over_clients
 from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
 from fednormec.runs.profile import table
@@ -23,6 +24,8 @@ def describe(summary: dict[str, Any]) -> str:
         curve = f"  {summary['curve']}" if name == named[0] and name.startswith(TEST) else ""
         shown = _figure(summary["metrics"][name], figure_of(name).form)
         lines.append(f"{figure_of(name).words:<14} {shown}{curve}{_looks(name, summary)}")
+    if (spread_out := over_clients(summary["metrics"])) is not None:
+        lines.append(f"over clients   {spread(summary['metrics'], spread_out)}{_looks(spread_out, summary)}")
     guarantee = summary.get("guarantee", {})
     if guarantee:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")
@@ -38,6 +41,13 @@ def describe(summary: dict[str, Any]) -> str:
     if "profile" in summary:
         lines += ["", *table(summary["profile"]).split("\n")]
     return "\n".join(map(visible, lines))
+
+
+def spread(metrics: Mapping[str, float | None], name: str) -> str:
+    """Returns how a figure is spread over the clients, as text: its mean, and that of the worst and the best tenth."""
+    figure = figure_of(name)
+    tenths = [f"{words} {_figure(metrics[f'{name}{end}'], figure.form)}" for end, words in TENTHS.items()]
+    return f"{figure.words.removesuffix(' over clients')} {_figure(metrics[name], figure.form)}, {', '.join(tenths)}"
 
 
 def _guaranteed(guarantee: dict[str, Any]) -> str:
