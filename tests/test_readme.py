@@ -25,11 +25,29 @@ COMMANDS = [line.partition("#")[0].strip() for line in BLOCKS["sh"][1].splitline
 
 @pytest.mark.long
 def test_the_python_example_runs_and_learns(capsys):
-    (code,) = BLOCKS["python"]
+    code, _ = BLOCKS["python"]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     exec(compile(code, "README.md", "exec"), {})
     accuracy = float(capsys.readouterr().out.split()[0])
     assert accuracy > 0.8
+
+
+@pytest.mark.long
+def test_the_example_with_tables_runs_and_learns(tmp_path, monkeypatch, capsys):
+    """Patients with some visits each: whether the outcome is good depends on age and ward."""
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, rows in {"visits.csv": 6000, "public.csv": 500}.items():
+        age, ward = rng.integers(20, 90, rows), rng.choice(["A", "B", "C"], rows)
+        outcome = (age + 15 * (ward == "A") + 3 * rng.standard_normal(rows) > 60).astype(int)
+        lines = [f"{i // 15},{a},{w},{o}" for i, (a, w, o) in enumerate(zip(age, ward, outcome, strict=True))]
+        (tmp_path / name).write_text("\n".join(["patient,age,ward,outcome", *lines]))
+    _, code = BLOCKS["python"]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    exec(compile(code, "README.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert float(said.split()[0]) > 0.85 and "ε ≤ 4.00" in said and (tmp_path / "runs/visits/report.html").is_file()
 
 
 def test_the_two_commands_are_make_run_and_make_test():
