@@ -14,7 +14,7 @@ import torch
 from clock import Clock
 from command import free_port
 from federated import CLASSES, DIM, FEATURES, NAMES, config, party
-from flwr.app import RecordDict
+from flwr.app import MessageType, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -31,12 +31,14 @@ from fednormec.federation.agreement import for_client, for_server
 from fednormec.federation.client import answering, client_app
 from fednormec.federation.messages import (
     DONE,
+    Report,
     Request,
     read_reply,
     read_request,
     request_record,
 )
 from fednormec.federation.provision import make
+from fednormec.federation.reports import as_report
 
 
 def test_bytes_that_flower_cannot_decode_are_no_message():
@@ -173,6 +175,28 @@ def test_flower_carries_requests_and_answers(tmp_path):
             (tmp_path / NAMES[client]).mkdir()
             direct = answering(party(found.asked, client), client, tmp_path / NAMES[client])(request)
             assert torch.equal(read_reply(message.content, DIM, torch.float64).message, direct.message)
+
+
+@pytest.mark.long
+def test_flower_carries_reports(tmp_path):
+    """Clients that let themselves be asked answer; one whose settings say no refuses, and who is away says nothing."""
+    asked = config()
+    yes = asked | {"federation": asked["federation"] | {"report": True}}
+    with running(tmp_path, yes) as (found, grid):
+        found.join(0)
+        found.asked = asked
+        found.join(1)
+        until(lambda: len(found.link.here()) == 2)
+        server = for_server(yes, tmp_path)
+        x = torch.ones(DIM, dtype=torch.float64)
+        requests = {i: Request("a", server.agreed, 0, 0, False, b"n" * 16, x) for i in range(3)}
+        contents = {i: request_record(request) for i, request in requests.items()}
+        answers = link.asked(found.link, grid, contents, 60.0, MessageType.EVALUATE)
+        reports = {i: as_report(message) for i, message in answers.items()}
+    assert set(reports) == {0, 1}
+    own = party(yes, 0).report(x)
+    assert reports[0] == Report(b"n" * 16, name="accuracy", value=own.values[0])
+    assert reports[1].status == "refused" and "nothing was reported: " in " ".join(found.said)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import hashlib
 import ipaddress
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +16,10 @@ from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.forms import KEYS as OF_FORMS
 from fednormec.config.forms import read_agreed
 from fednormec.config.schema import Config, Section, check, dump, read
-from fednormec.config.settings import DATA_SETTINGS, DEALING
-from fednormec.core.problem import Metrics, Problem
-from fednormec.data import Examples, FederatedData, Kind
+from fednormec.config.settings import DATA_SETTINGS, DEALING, RunSettings
+from fednormec.core.problem import ByClient, Metrics, Problem
+from fednormec.core.randomness import generator
+from fednormec.data import Examples, FederatedData, Kind, hold_out
 from fednormec.engine.planning import planned
 from fednormec.errors import UserError, at_least_one, known, positive, require_room
 from fednormec.privacy.mechanism import Plan
@@ -26,7 +27,9 @@ from fednormec.privacy.mechanism import Plan
 NAME, KEYS = "federation.toml", "keys"
 AGREED = ("data", "features", "problem", "model", "local", "method", "participation", "privacy", "code")
 AGREED_OF_RUN = ("rounds", "seed", "dtype")
+HELD_OUT = 0.2
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+Reports = Callable[[Tensor, str], list[float]]  # clients' figures of a model, by the figure's name
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class FederationSettings:
         address: where the server is found, host:port.
         deadline: seconds after which a client that has not answered does not take part in a round.
         test: a .npz with x and y, or a table, beside this file, public, for the server to evaluate with.
+        report: whether each client tells the server, when the model is evaluated, how good it is on examples of the
+            client's own that it holds out. These figures are exact, and no ε covers them.
+        held_out: share of its examples that a client holds out, and never trains on, where it reports; None: 0.2.
     """
 
     clients: Sequence[str]
@@ -52,6 +58,8 @@ class FederationSettings:
     address: str = "localhost:9443"
     deadline: float = 600.0
     test: str | None = None
+    report: bool = False
+    held_out: float | None = None
 
     def __post_init__(self) -> None:
         require_names(self.clients)
@@ -63,6 +71,15 @@ class FederationSettings:
             require_room("one example", 8 * math.prod(shape), f"check [federation] {name}")
         positive("[federation] deadline", self.deadline)
         split_address(self.address)
+        if self.held_out is not None and not self.report:
+            raise UserError("[federation] held_out is for clients that report: set report = true, or leave it out.")
+        if not 0 < self.share < 1:
+            raise UserError(f"[federation] held_out must be above 0 and below 1, not {self.share:g}.")
+
+    @property
+    def share(self) -> float:
+        """Share of its examples that a client which reports holds out."""
+        return HELD_OUT if self.held_out is None else self.held_out
 
     @property
     def kind(self) -> Kind:
@@ -77,11 +94,13 @@ class Federation(NamedTuple):
         settings: settings of [federation].
         experiment: the experiment with the data that this party has.
         agreed: digest of what all must agree on.
+        report: computes a client's figure of a model on the examples that it holds out; None: it holds none out.
     """
 
     settings: FederationSettings
     experiment: Experiment
     agreed: str
+    report: Callable[[Tensor], ByClient] | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -92,15 +111,21 @@ class Federation(NamedTuple):
         return planned(problem, algorithm, participation, privacy, run.rounds)
 
 
-def for_server(config: Config, folder: Path) -> Federation:
-    """Returns the federation as its server knows it: the test set, no client's data."""
+def for_server(config: Config, folder: Path, reports: Reports | None = None) -> Federation:
+    """Returns the federation as its server knows it: the test set, no client's data.
+
+    Args:
+        config: the sections of federation.toml.
+        folder: where it lies.
+        reports: asks clients for their figures of a model, where they report; None: nobody is asked.
+    """
     settings = federation_settings(config)
     nobody = Examples(np.zeros((1, *settings.inputs)), np.zeros((1, *settings.targets), np.int64), settings.kind)
     test = None
     if settings.test is not None:
         test = read_agreed(str(folder / settings.test), encoding(config), settings.kind, settings.classes)
     data = FederatedData((nobody,), test, ("nobody",), settings.classes)
-    return _federation(config, settings, data, None, folder)
+    return _federation(config, settings, data, None, folder, reports)
 
 
 def for_client(config: Config, name: str, own: Examples, folder: Path = Path()) -> Federation:
@@ -121,8 +146,20 @@ def for_client(config: Config, name: str, own: Examples, folder: Path = Path()) 
     if own.y.shape[1:] != tuple(settings.targets):
         raise UserError(f"the federation agreed on targets of shape {tuple(settings.targets)}, these data have "
                         f"{own.y.shape[1:]}.")  # fmt: skip
-    data = FederatedData((own,), None, (name,), settings.classes)
-    return _federation(config, settings, data, list(settings.clients).index(name), folder)
+    client = list(settings.clients).index(name)
+    seed = check("[run]", config.get("run", {}), RunSettings)["seed"]
+    train, aside = _split(own, settings, seed, client)
+    owners = None if aside is None else np.zeros(len(aside), np.int64)
+    data = FederatedData((train,), aside, (name,), settings.classes, aside is not None, owners)
+    return _federation(config, settings, data, client, folder)
+
+
+def _split(own: Examples, settings: FederationSettings, seed: int, client: int) -> tuple[Examples, Examples | None]:
+    """Returns what a client trains on, and what it holds out to report on: the same whenever it joins."""
+    if not settings.report:
+        return own, None
+    kept, aside = hold_out(np.arange(len(own)), settings.share, generator(seed, "split", client))
+    return own.take(kept), own.take(aside) if len(aside) else None
 
 
 def read_federation(folder: Path) -> Config:
@@ -173,7 +210,12 @@ def federation_settings(config: Config) -> FederationSettings:
 
 
 def _federation(
-    config: Config, settings: FederationSettings, data: FederatedData, client: int | None, folder: Path
+    config: Config,
+    settings: FederationSettings,
+    data: FederatedData,
+    client: int | None,
+    folder: Path,
+    reports: Reports | None = None,
 ) -> Federation:
     if config.get("problem", {}).get("name") == "quadratic":
         raise UserError("a federation trains on clients' examples: choose the problem neural or logistic.")
@@ -184,6 +226,11 @@ def _federation(
         raise UserError("a federation keeps every round: leave run.checkpoint_rounds out.")
     given = {name: dict(section) for name, section in config.items() if name not in ("data", "federation")}
     given.setdefault("run", {})["checkpoint_rounds"] = 1
+    if given.get("problem", {}).get("per_client") and not settings.report:
+        raise UserError("problem.per_client looks at clients' data, which are with the clients: set [federation] "
+                        "report = true to let them report.")  # fmt: skip
+    if settings.report:
+        given.setdefault("problem", {})["per_client"] = True
     experiment = assemble(given, data, folder)
     if experiment.algorithm.prime is not None:
         raise UserError("initial_memory = 'local_updates' is not for a federation: start from zero; warmup_rounds lets "
@@ -194,8 +241,9 @@ def _federation(
     about = check("[federation]", config["federation"], FederationSettings)
     resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
     resolved |= {"data": encoding(config)} if encoding(config) else {}
-    problem = _Party(experiment.problem, len(settings.clients), client)
-    return Federation(settings, experiment._replace(problem=problem, config=resolved), _agreed(resolved))
+    problem = _Party(experiment.problem, len(settings.clients), client, reports)
+    report = problem.report if settings.report and data.owners is not None else None
+    return Federation(settings, experiment._replace(problem=problem, config=resolved), _agreed(resolved), report)
 
 
 def _agreed(config: Config) -> str:
@@ -204,6 +252,8 @@ def _agreed(config: Config) -> str:
     parts["run"] = {key: config["run"][key] for key in AGREED_OF_RUN}
     shapes = ("clients", "inputs", "classes", "targets", "tokens")
     parts["federation"] = {key: config["federation"].get(key) for key in shapes}
+    if config["federation"].get("report"):
+        parts["federation"] |= {"report": True, "held_out": config["federation"].get("held_out", HELD_OUT)}
     return hashlib.sha256(dump(parts).encode()).hexdigest()[:32]
 
 
@@ -214,10 +264,11 @@ class _Party:
         like: the same problem with the data that this party has: a client's own, and none for the server.
         num_clients: number of clients in the federation.
         client: number of the client; None for the server.
+        reports: asks clients for their figures of a model.
     """
 
-    def __init__(self, like: Problem, num_clients: int, client: int | None) -> None:
-        self._like, self._num_clients, self._client = like, num_clients, client
+    def __init__(self, like: Problem, num_clients: int, client: int | None, reports: Reports | None) -> None:
+        self._like, self._num_clients, self._client, self._reports = like, num_clients, client, reports
 
     @property
     def dim(self) -> int:
@@ -245,8 +296,18 @@ class _Party:
         return self._like.grad(x, np.zeros_like(ids), examples)
 
     def evaluate(self, x: Tensor) -> Metrics:
-        """Returns the public figures alone."""
-        return Metrics(self._like.evaluate(x).public, {})
+        """Returns the public figures and, apart from them, what clients report."""
+        public, _, like = self._like.evaluate(x)
+        if self._reports is None or like is None:
+            return Metrics(public, {})
+        found = ByClient.of(like.name, like.higher, self._reports(x, like.name), held_out=True)
+        return Metrics(public, found.figures, found)
+
+    def report(self, x: Tensor) -> ByClient:
+        """Returns the figure of the client whose data are here, on the examples that it holds out."""
+        found = self._like.evaluate(x).by_client
+        assert found is not None and found.held_out, "nothing is held out here"
+        return found
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
         return self._like.named(x)

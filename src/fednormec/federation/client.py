@@ -26,9 +26,11 @@ from fednormec.federation.messages import (
     REFUSED,
     Refused,
     Reply,
+    Report,
     Request,
     read_request,
     reply_record,
+    report_record,
 )
 from fednormec.privacy.mechanism import Mechanism
 
@@ -60,6 +62,16 @@ def client_app(
         if reply.status != "done":
             tell(f"a request was not answered: {reply.why or 'the memory it speaks of is not here'}")
         return Message(reply_record(reply), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        try:
+            report = reported(federation, read_request(message.content, len(like.x), 0, like.x.dtype))
+        except Refused as why:
+            report = Report(b"", REFUSED, str(why))
+        if report.status == REFUSED:
+            tell(f"nothing was reported: {report.why}")
+        return Message(report_record(report), reply_to=message)
 
     @app.query()
     def over(message: Message, context: Context) -> Message:
@@ -111,6 +123,20 @@ def answering(
         return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
 
     return answer
+
+
+def reported(federation: Federation, request: Request) -> Report:
+    """Returns how good a model is on the examples that this client holds out, if its own settings let it say so."""
+    if not federation.settings.report:
+        return Report(request.nonce, REFUSED, "the federation.toml here does not let a client report")
+    if request.agreed != federation.agreed:
+        return Report(request.nonce, REFUSED, "the server has other settings than the federation.toml here")
+    if federation.report is None:
+        return Report(request.nonce, REFUSED, "there are too few examples here to hold one out")
+    found = federation.report(request.x)
+    if not found.values:
+        return Report(request.nonce, REFUSED, f"the {found.name} is not finite here")
+    return Report(request.nonce, name=found.name, value=float(found.values[0]))
 
 
 def _computed(

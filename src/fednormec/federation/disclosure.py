@@ -15,24 +15,38 @@ NETWORK = {
     "everyone takes part",
     "local": "when a client answers, and how long it takes",
 }
+REPORTS = (
+    "what clients report of the model on examples that they hold out: the server sees each client's exact figure, the "
+    "run folder keeps them, and no noise protects them; a server that asks about models of its own making learns more"
+)
 SECURE = "Flower over TLS; every client proves by its key who it is, and runs its own copy of this program"
 INSECURE = "Flower without TLS, on one machine"
 
 
-def besides(mechanism: Mechanism, insecure: bool) -> tuple[tuple[str, str], ...]:
-    """Returns what a federation's statement says besides, by name."""
+def besides(mechanism: Mechanism, insecure: bool, report: bool = False) -> tuple[tuple[str, str], ...]:
+    """Returns what a federation's statement says besides, by name; `report` is whether clients do."""
     return (
         ("transport", INSECURE if insecure else SECURE),
         ("drop-outs", DROP_OUTS[mechanism.trust]),
         ("not covered", NETWORK[mechanism.trust]),
+        *([("not covered", REPORTS)] if report else []),
     )
 
 
-def promise(plan: Plan | None) -> str:
-    """Returns what a client is told before it takes part: what all rounds together cost it, and whom it trusts."""
+def promise(plan: Plan | None, held_out: float | None = None) -> str:
+    """Returns what a client is told before it takes part: what all rounds together cost it, and whom it trusts.
+
+    Args:
+        plan: the plan that all agreed on; None without privacy.
+        held_out: share of its examples that a client holds out to report on; None: clients do not report.
+    """
+    report = "" if held_out is None else (
+        f". Clients report: this one tells the server, exactly, how good the model is on {held_out:.0%} of its "
+        "examples, which it holds out; no ε covers that"
+    )  # fmt: skip
     if plan is None:
-        return "this federation promises nothing: the server sees exact messages"
+        return f"this federation promises nothing: the server sees exact messages{report}"
     return (
         f"this federation promises, after {plan.rounds} rounds, {state(plan, plan.rounds).headline}. Trust: "
-        + (TRUST[plan.mechanism.trust])
+        f"{TRUST[plan.mechanism.trust]}{report}"
     )

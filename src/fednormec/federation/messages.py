@@ -18,7 +18,7 @@ ABOUT, VECTORS = "about", "vectors"
 DONE, LOST, REFUSED = "done", "lost", "refused"
 NUMPY: dict[torch.dtype, str] = {torch.float32: "<f4", torch.float64: "<f8"}
 MOST_TEXT = 300  # characters of another party's sentence that are repeated
-Value = TypeVar("Value", int, str, bytes, bool)
+Value = TypeVar("Value", int, str, bytes, bool, float)
 
 
 class Refused(Exception):
@@ -74,6 +74,24 @@ class Reply(NamedTuple):
     status: str = DONE
     why: str = ""
     message: Tensor | None = None
+
+
+class Report(NamedTuple):
+    """Answer of a client that is asked how good a model is.
+
+    Attributes:
+        nonce: the nonce of the request.
+        status: done or refused.
+        why: a sentence why it was refused.
+        name: name of the figure.
+        value: the figure, on the examples that the client holds out.
+    """
+
+    nonce: bytes
+    status: str = DONE
+    why: str = ""
+    name: str = ""
+    value: float = 0.0
 
 
 def packed(vector: Tensor) -> bytes:
@@ -140,6 +158,21 @@ def read_reply(content: RecordDict, size: int, dtype: torch.dtype) -> Reply:
     if status not in (DONE, LOST, REFUSED):
         raise Refused("its status is unknown")
     return Reply(_count(about, "round"), _value(about, "nonce", bytes), status, why, message)
+
+
+def report_record(report: Report) -> RecordDict:
+    """Returns a report for Flower."""
+    return RecordDict({ABOUT: ConfigRecord(report._asdict())})
+
+
+def read_report(content: RecordDict) -> Report:
+    """Returns the report that was sent; raises Refused if it is none."""
+    about = _record(content, ABOUT)
+    status, why = _value(about, "status", str), visible(_value(about, "why", str), MOST_TEXT)
+    if status not in (DONE, REFUSED):
+        raise Refused("its status is unknown")
+    name, value = visible(_value(about, "name", str), MOST_TEXT), _value(about, "value", float)
+    return Report(_value(about, "nonce", bytes), status, why, name, value)
 
 
 def _record(content: RecordDict, name: str) -> ConfigRecord:

@@ -35,8 +35,9 @@ from fednormec.federation.keys import (
     private_key,
     public_key,
 )
-from fednormec.federation.messages import Refused, Reply, Request, read_reply, request_record
+from fednormec.federation.messages import Refused, Reply, Report, Request, read_reply, request_record
 from fednormec.federation.node import Server, take_part
+from fednormec.federation.reports import Reporting, as_report
 from fednormec.federation.transport import Link, LinkGrid, Listen, asked, listening
 from fednormec.federation.wire import Wire
 from fednormec.files import Lines, replace_text, require_locks, to_json
@@ -141,7 +142,7 @@ def join(
     if insecure and not is_loopback(split_address(where)[0]):
         raise UserError(f"--insecure is for this machine alone, and {where} is another: leave it out.")
     authority = None if insecure else _bytes(folder / CA)
-    tell(promise(plan))
+    tell(promise(plan, federation.settings.share if federation.settings.report else None))
     over = threading.Event()
     lock = Lines(folder / "lock", new=not (folder / "lock").exists())
     try:
@@ -204,14 +205,20 @@ def _trained(
     def wait(some: Set[int]) -> None:
         _await(link, 1, stop, how.quiet, some)
 
+    def ask_for_reports(requests: Mapping[int, Request]) -> dict[int, Report | Refused]:
+        contents = {client: request_record(request) for client, request in requests.items()}
+        found = asked(link, grid, contents, federation.settings.deadline, MessageType.EVALUATE)
+        return {client: as_report(message) for client, message in found.items()}
+
     names = tuple(federation.settings.clients)
+    reports = Reporting(names, lambda: _training(out), federation.agreed, ask_for_reports, tell)
     command = f"fednormec federation serve {shlex.quote(str(folder))}" + (
         f" --out {shlex.quote(str(out))}" if how.out else ""
     )
     site = Site(
-        lambda config: for_server(config, folder).experiment,
+        lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
         Wire(names, lambda: _training(out), federation.agreed, ask, tell, wait),
-        () if plan is None else besides(plan.mechanism, how.insecure),
+        () if plan is None else besides(plan.mechanism, how.insecure, federation.settings.report),
         command,
         how.forget_memories,
     )
