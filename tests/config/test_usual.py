@@ -114,6 +114,7 @@ def test_changing_the_source_drops_what_fits_the_old_one_alone(reverse: bool) ->
         ("shakespeare", {"data": {"pool": True}}, "no client owns it"),
         ("shakespeare", {"data": {"classes": 5}}, "expected labels from 0 to 4"),
         ("chem97", {"data": {"partition": "dirichlet"}}, "deals classes out, but the targets are values"),
+        ("movielens", {"data": {"clients": 5}}, r"\[data\] clients is for examples that are dealt out, but movielens"),
         ("chem97", {"data": {"partition": "iid"}, "privacy": {"epsilon": 1.0}}, "chem97 names a client for each"),
     ],
 )  # fmt: skip

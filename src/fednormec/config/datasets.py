@@ -91,6 +91,9 @@ def _dealt_out(
     """Deals a source out to clients; `others` are the settings of the partition."""
     partition = ("iid" if held.client_ids is None else "by_ids") if asked.partition is None else asked.partition
     known("partition", partition, PARTITIONS)
+    if held.client_ids is not None and partition == "by_ids" and "clients" in others:
+        raise UserError(f"[data] clients is for examples that are dealt out, but {asked.source} names a client for "
+                        "each: leave it out.")  # fmt: skip
     if held.client_ids is not None:
         _require_own_data(partition, asked, private="privacy" in config)
     if asked.pool:
