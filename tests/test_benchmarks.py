@@ -7,6 +7,7 @@ import numpy as np
 import ours
 import pytest
 import rounds
+import texts
 import torch
 
 import fednormec as fn
@@ -58,3 +59,15 @@ def test_the_operations_of_convolutions_are_counted():
     stem, stage = 32 * 32 * 16 * 27, 32 * 32 * 16 * 16 * 9  # products; a stage with twice the width has half the side
     rest = 6 * stage + 2 * (stage // 2 + 5 * stage)
     assert ours.convolution_operations("resnet20") == 20 * 32 * 2 * (2 * stem + 3 * rest)
+
+
+def test_the_nets_of_texts_are_causal_and_are_all_measured(capsys):
+    found = texts.main(clients=2, widths=(8,), repeats=1)
+    assert set(found) == {(name, 8, way) for name in texts.NETS for way in ("loop", "vmap")} - {("GRU", 8, "vmap")}
+    assert len(capsys.readouterr().out.splitlines()) == len(found) and min(found.values()) > 0
+    x = torch.arange(texts.LENGTH)[None] % texts.TOKENS
+    later = x.clone()
+    later[0, 50:] = 3
+    for build in texts.NETS.values():
+        net = build(8)
+        torch.testing.assert_close(net(x)[0, :50], net(later)[0, :50])
