@@ -55,8 +55,8 @@ Examples:
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
   fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
 
-With report = true in its [federation], clients hold out a share of their examples (held_out) and tell the server how good
-the model is on them: not private.
+With report = true in its [federation], clients hold out a share of their examples (held_out) and tell the server how
+good the model is on them: not private.
 
 Code of your own that CONFIG names (model.name = "net.py:build") is copied into each client's folder, where the client
 can read it; its digest is part of what all agree on. The server never sends code.
