@@ -19,7 +19,7 @@ from fednormec.core.vectors import flatten, layout_of
 from fednormec.engine.threads import keep_freed_memory
 from fednormec.problems import models
 from fednormec.problems.layers import Layered, for_convolutions
-from fednormec.problems.neural import cross_entropy
+from fednormec.problems.losses import cross_entropy
 
 CLIENTS, CLASSES = 20, 10
 STRIDED = {"channels": (8, 16), "halving": "stride"}
