@@ -17,7 +17,10 @@ from federation_files import CONTENTS, FILMS, HAMLET, RATINGS, TINY, packed, pub
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import write
+from paths import ROOT
 
+from fednormec.config.schema import read
+from fednormec.config.usual import usual_path
 from fednormec.data import fetch, fetching, read_federation
 from fednormec.data.cache import read_cache
 from fednormec.data.federations import (
@@ -397,6 +400,17 @@ def test_the_real_sets_have_their_clients_and_examples(monkeypatch: pytest.Monke
         assert found.train.x.max() < tokens[name]
     else:
         assert np.abs(found.train.x.mean(axis=0)).max() < 1 and np.abs(found.train.x).max() <= 6
+
+
+def test_the_page_has_every_set_with_its_clients_examples_and_package() -> None:
+    page = (ROOT / "docs" / "federations.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip(" `"): cells for line in page.splitlines() if len(cells := line.split("|")) == 9}
+    for name, one in FEDERATIONS.items():
+        cells = rows[name]
+        assert cells[2].startswith(f" {one.clients:,} ") and cells[3].startswith(f" {one.examples:,} ")
+        usual = usual_path(name)
+        assert usual is not None and f"`{read(usual)['model']['name']}`" in cells[5]
+        assert cells[7].strip() == one.package
 
 
 def test_contents_that_are_alike_are_published_alike() -> None:
