@@ -75,9 +75,9 @@ def files(folder: Path) -> dict[str, bytes | None]:
     ("override", "message"),
     [
         ("runn.rounds=3", "unknown section 'runn'; did you mean 'run'?"),
-        ("optimizer.step=3", "unknown section 'optimizer'; there are: problem, data, model"),
+        ("optimizer.step=3", "unknown section 'optimizer'; there are: problem, data, features, model"),
         ("run.round=3", "unknown setting in [run] 'round'; did you mean 'rounds'?"),
-        ("data.client=3", "unknown setting in [data] dirichlet 'client'; did you mean 'clients'?"),
+        ("data.cliens=3", "unknown setting in [data] dirichlet 'cliens'; did you mean 'clients'?"),
         ("data.partitions=iid", "unknown setting in [data] dirichlet 'partitions'; did you mean 'partition'?"),
         ("data.test_fractoin=0.1", "did you mean 'test_fraction'?"),
         ("model.hiden=[3]", "unknown setting in [model] mlp 'hiden'; did you mean 'hidden'?"),

@@ -17,6 +17,7 @@ from fednormec.config.constructors import CONSTRUCTORS
 from fednormec.config.listing import about, meanings, settings_of
 from fednormec.config.schema import as_toml
 from fednormec.config.settings import DEFAULT_NAMES, SECTIONS
+from fednormec.problems.models import TOKEN_MODELS
 
 TYPES = (
     r'a whole number|a number|a text|true or false|a list of (whole numbers|numbers|texts)|one of ".+"|a table|a list|'
@@ -100,7 +101,7 @@ def test_what_is_listed_is_what_a_config_takes(fednormec_: Command, listed: dict
     choice = "partition" if section == "data" else "name"
     needed = {"step": 0.5, "p": 0.5, "m": 2}
     for name, own in listed[section]["names"].items():
-        if name in ("by_ids", "table", "images"):  # they need data of their own
+        if name in ("by_ids", "table", "images", *TOKEN_MODELS):  # they need data of their own
             continue
         values = {key: needed.get(key) if one["required"] else one["default"] for key, one in own["settings"].items()}
         given = [f"{section}.{key}={as_toml(value)}" for key, value in values.items() if value is not None]

@@ -234,7 +234,7 @@ def test_a_private_run_estimates_nothing_from_clients(key: str, word: str) -> No
         ({"classes": 3}, "classes = 3, but labels names 2"),
         ({"scale": {"age": [50]}}, r"scale of age must be \[shift, divisor\]"),
         ({"size": [3, 3]}, r"unknown setting in \[data\] 'size'"),
-        ({"clients": 3}, r"unknown setting in \[data\] by_ids 'clients'"),
+        ({"clients": 3}, r"clients is for examples that are dealt out, but mine.csv names"),
         ({"source": "none.csv"}, "there is no file none.csv"),
         ({"source": "mine.xlsx", **dict.fromkeys(TABLE)}, "mine.xlsx is in no form that is read here: save it as a t"),
         ({"source": "digits", "client": None}, r"\[data\] label is for tables and folders of images, and digits is n"),
