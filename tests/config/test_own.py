@@ -361,17 +361,6 @@ def test_a_sweep_over_settings_of_an_own_model(here: None, fednormec_: Command) 
     assert said.code == 0 and "model.width" in said.out
 
 
-@pytest.mark.long
-def test_ray_has_the_same_bits(fednormec_: Command) -> None:
-    pytest.importorskip("ray")
-    asked = written("my.toml", BASE)
-    for engine in ("threads", "ray"):
-        said = fednormec_("run", asked, "--engine", engine, "--workers", "2", "--out", f"runs/{engine}", "--quiet")
-        assert said.code == 0, said.err
-    one, other = (Path(f"runs/{engine}/metrics.jsonl").read_bytes() for engine in ("threads", "ray"))
-    assert one == other
-
-
 @pytest.fixture
 def federation(tmp_path: Path) -> Callable[..., Path]:
     def made(**sections: dict[str, object]) -> Path:

@@ -25,6 +25,7 @@ from simulations import mlp_problem
 
 import fednormec as fn
 from fednormec.algorithms.faults import FAULTS
+from fednormec.config.assemble import assemble
 from fednormec.engine import memories
 from fednormec.engine import ray_cluster as ray_engine
 from fednormec.engine.ray_cluster import Ray
@@ -178,6 +179,45 @@ def test_training_on_ray_is_training_here(same_workers):
     assert torch.equal(here.x, there.x)
     assert here.history == there.history
     assert here.statement.text == there.statement.text
+
+
+OWN_NET = """
+import torch
+from parts import layer
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.body, self.head = layer(inputs, 5), layer(5, outputs)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x.flatten(1))))
+
+
+def build(input_shape, outputs):
+    return Net(torch.Size(input_shape).numel(), outputs)
+
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+"""
+
+
+def test_code_of_the_users_own_goes_to_workers_that_cannot_import_it(same_workers, tmp_path):
+    (tmp_path / "net.py").write_text(OWN_NET)
+    (tmp_path / "parts.py").write_text("from torch import nn\n\n\ndef layer(a, b):\n    return nn.Linear(a, b)\n")
+    asked = {
+        "data": {"clients": 6, "examples": 80}, "model": {"name": "net.py:build"}, "problem": {"loss": "net.py:loss"},
+        "local": {"step": 0.5}, "method": {"name": "fed_avg"},
+    }  # fmt: skip
+    made = assemble(asked, folder=tmp_path)
+    here, there = (
+        [r.x for r in fn.simulate(made.problem, made.algorithm, rounds=3, on=place)]
+        for place in (fn.Threads(1), Ray(workers=2))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
 
 
 def test_what_cannot_be_sent_to_a_worker_is_said_in_a_sentence(same_workers):
