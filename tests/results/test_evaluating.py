@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from trained import GRU, SQUARES, settings, texts, trained
 
 import fednormec as fn
-from fednormec.config.asking import asked_about
+from fednormec.config.asking import Reading, asked_about
 from fednormec.config.own import Loading
-from fednormec.data import Kind, digits
+from fednormec.data import digits
 from fednormec.errors import UserError
 from fednormec.results.evaluating import evaluate
 from fednormec.results.exporting import export
@@ -165,20 +165,20 @@ def test_logistic_regression_on_other_data(folder: Path) -> None:
 
 
 def test_a_source_is_taken_whole_or_by_its_test_set(folder: Path) -> None:
-    found, kind, load = digits(), Kind(), Loading()
+    found, how, load = digits(), Reading(), Loading()
     np.savez(folder / "both.npz", x=found.x[:9], y=found.y[:9], x_test=found.x[9:12], y_test=found.y[9:12])
     for source, settings_, count, is_test in (
         ("both.npz", {}, 3, True), ("mine.npz", {}, 300, False), ("named.npz", {}, 90, False),
         ("digits", {}, 1797, False), ("load.py:some", {"rows": 7}, 7, False), ("load.py:clients", {}, 20, False),
     ):  # fmt: skip
-        asked = asked_about(source, settings_, kind, load)
+        asked = asked_about(source, settings_, how, load)
         assert (len(asked.examples), asked.is_test) == (count, is_test)
     (folder / "clients").mkdir()
     for name in ("a", "b"):
         np.savez(folder / "clients" / f"{name}.npz", x=found.x[:4], y=found.y[:4])
-    assert len(asked_about("clients", {}, kind, load).examples) == 8
+    assert len(asked_about("clients", {}, how, load).examples) == 8
     np.savez(folder / "clients" / "test.npz", x=found.x[:2], y=found.y[:2])
-    assert asked_about("clients", {}, kind, load).is_test
+    assert asked_about("clients", {}, how, load).is_test
 
 
 def test_who_may_see_the_figures_is_said(folder: Path) -> None:

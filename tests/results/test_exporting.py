@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command import Command, sentence
@@ -70,6 +71,19 @@ def test_safetensors_and_torchscript_come_back(folder: Path, model: str) -> None
         extra[exporting.ABOUT]
     )
     assert json.loads(about["inputs"]) == list(examples(model, 1).shape[1:]) and about["privacy"].startswith("none: no")
+
+
+@pytest.mark.parametrize("model", ["bag", "causal_net"])
+def test_models_of_tokens_come_back(folder: Path, model: str) -> None:
+    words = np.random.default_rng(0).integers(0, 11, (30, 6))
+    np.savez("words.npz", x=words[:, :5], y=words[:, 5] if model == "bag" else words[:, 1:])
+    data = {"source": "words.npz", "inputs": "tokens", "clients": 3, "classes": 11}
+    own = {"name": model} if model == "bag" else {"name": model, "layers": 2}
+    trained(folder / "run", settings(model, data=data, model=own))
+    export("run", "torchscript", Path("m.pt"))
+    for size in (1, 7):
+        x = examples("gru", size)
+        torch.testing.assert_close(torch.jit.load("m.pt")(x), fn.load("run")(x), rtol=0, atol=1e-5)
 
 
 def test_logistic_regression_comes_back(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from command import Command, sentence
 from example_runs import whole
+from PIL import Image
 from trained import LENGTH, settings, texts, trained
 
 import fednormec as fn
@@ -126,6 +127,62 @@ def test_yes_or_no(folder: Path, name: str) -> None:
     expected = outputs(x).flatten().sigmoid().numpy()
     np.testing.assert_allclose(rows[:, 2].astype(float), expected, atol=1e-6)
     np.testing.assert_array_equal(rows[:, 1].astype(int), expected > 0.5)
+
+
+TABLE = {
+    "source": "table.csv", "label": "ill", "labels": ["no", "yes"], "client": "site", "scale": {"age": [50, 10]},
+    "categories": {"group": ["A", "B", "*"]},
+}  # fmt: skip
+
+
+def table(path: str, rows: int = 60, label: bool = True) -> np.ndarray:
+    """Writes a table; returns its numbers as they should come out."""
+    rng = np.random.default_rng(rows)
+    age, group = rng.integers(20, 90, rows), rng.choice(["A", "B", "AB"], rows)
+    lines = [["site", "age", "group", "unused"] + ["ill"] * label]
+    for k in range(rows):
+        lines.append([f"s{k % 4}", str(age[k]), group[k], "x"] + ["yes" if age[k] > 55 else "no"] * label)
+    Path(path).write_text("\n".join(",".join(line) for line in lines) + "\n")
+    return np.stack([(age - 50) / 10, group == "A", group == "B", group == "AB"], axis=1).astype(np.float32)
+
+
+def test_a_table_is_read_by_the_constants_of_the_run(folder: Path) -> None:
+    """With or without the column to predict, in another order or with other columns."""
+    table("table.csv")
+    settings_ = settings("linear", data=TABLE | {"features": ["age", "group"]})
+    trained(folder / "run", settings_)
+    for name, label in (("with.csv", True), ("without.csv", False)):
+        x = table(name, 30, label)
+        predict("run", name, Path("y.csv"), {}, force=True)
+        header, rows = lines("y.csv")
+        assert header == ["example", "class", "name", "probability_0", "probability_1"]
+        expected = outputs(x).softmax(1).numpy()
+        np.testing.assert_allclose(rows[:, 3:].astype(float), expected, atol=1e-6)
+        assert rows[:, 2].tolist() == [("no", "yes")[k] for k in expected.argmax(1)]
+    with open("with.csv") as file:
+        wanted = [line.strip().endswith("yes") for line in file.readlines()[1:]]
+    right = (lines("y.csv")[1][:, 2] == "yes") == wanted
+    assert evaluate("run", "with.csv").metrics["test_accuracy"] == right.mean()
+    with pytest.raises(UserError, match="data.clients is for training"):
+        predict("run", "with.csv", Path("z.csv"), {"clients": 3})
+    with pytest.raises(UserError, match="unknown column of without.csv 'ill'"):
+        evaluate("run", "without.csv")
+
+
+def test_a_folder_of_images_is_read_as_the_runs_own(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("images", "new"):
+        for kind in ("cat", "dog"):
+            (folder / name / kind).mkdir(parents=True)
+            for k in range(12):
+                pixels = rng.integers(0, 255, (9, 7), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / name / kind / f"{k}.png")
+    trained(folder / "run", settings("linear", data={"source": "images", "size": [6, 6], "clients": 2}))
+    done = predict("run", "new", Path("y.csv"), {})
+    header, rows = lines("y.csv")
+    assert done.examples == 24 and header[:3] == ["example", "class", "name"]
+    right = rows[:, 2] == ["cat"] * 12 + ["dog"] * 12
+    assert evaluate("run", "new").metrics["test_accuracy"] == right.mean()
 
 
 def test_a_loss_of_the_users_leaves_scores(folder: Path) -> None:

@@ -9,9 +9,10 @@ from fednormec.errors import note
 
 HELP = """Say how good the model of a run is. On its own test set, or on your data.
 
-X is anything that [data] takes as a source: a built-in set, a .npz file with x and y, a folder of them, or your own
-code. Its test set is taken if it brings one, otherwise all of it. Without --data the run's own test set is made again
-from its config and seed, and the figures are those that it recorded.
+X is anything that [data] takes as a source: a built-in set, a .npz file with x and y, a table, a folder, or your own
+code. Its test set is taken if it brings one, otherwise all of it; tables and images become numbers by the constants of
+the run. Without --data the run's own test set is made again from its config and seed, and the figures are those that it
+recorded.
 
 The model is as private as the run says. A figure on it is public if the data are; on clients' own data it is not.
 

@@ -10,8 +10,9 @@ from fednormec.errors import note, visible
 
 HELP = """Write what a run's model says of each example. A line of a CSV file, or a row of arrays.
 
-X is anything that [data] takes as a source, and need not have targets: a .npz file with x will do. Its test set is
-taken if it brings one, otherwise all of it, in its order; inputs are as they were in training.
+X is anything that [data] takes as a source, and need not have targets: a .npz file with x will do, or a table without
+the column to predict. Its test set is taken if it brings one, otherwise all of it, in its order; inputs are as they
+were in training, and tables and images become numbers by the constants of the run.
 
 Written are the number of the example (from 0) and, by what the model was trained for: the class (with its name, where
 that is known) and the probabilities of all classes; yes or no and the probability of yes; the values; for a model that

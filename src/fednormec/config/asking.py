@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fednormec.config.datasets import PARTITIONS, read_source
+from fednormec.config.forms import Form, form_of, read_alike, read_inputs_alike
 from fednormec.config.own import SECONDS_TO_LOAD, Loading, is_own
 from fednormec.config.schema import Section, check
 from fednormec.config.settings import DATA_SETTINGS
 from fednormec.data import Examples, FederatedData, Kind, read_folder
 from fednormec.data.names import BUILT_IN, built_in_name
-from fednormec.data.sources import given_data, inputs, read_inputs
+from fednormec.data.sources import USUAL, Takeable, given_data, inputs, read_inputs
 from fednormec.errors import UserError
 
 
@@ -29,38 +30,71 @@ class Asked(NamedTuple):
     is_test: bool
 
 
-def asked_about(source: str, settings: Section, kind: Kind, load: Loading, raw: bool = False) -> Asked:
+class Reading(NamedTuple):
+    """Way to read examples for a trained model: as its own were read.
+
+    Attributes:
+        kind: kind of the numbers that the model was trained with.
+        classes: number of classes; None: targets are values.
+        trained: [data] of the run, whose constants tables and folders of images are read by.
+        raw: whether built-in images are pixels from 0 to 1, for [features], rather than normalised.
+    """
+
+    kind: Kind = USUAL
+    classes: int | None = None
+    trained: Section = {}
+    raw: bool = False
+
+
+def asked_about(source: str, settings: Section, how: Reading, load: Loading) -> Asked:
     """Returns the test set of a source if it brings one, otherwise all of its examples.
 
     Args:
         source: a built-in set, a file, a folder or code of the user's.
-        settings: further settings of [data]: the arguments of the user's code.
-        kind: kind of the numbers that the model was trained with.
+        settings: further settings of [data]: arguments of the user's code, or of a table or a folder of images.
+        how: how examples are read.
         load: loads code of the user's.
-        raw: whether built-in images are pixels from 0 to 1, for [features], rather than normalised.
     """
     source = built_in_name(source)
     if _is_code(source):
-        return _of_code(_called(source, settings, load), source, kind)
+        return _of_code(_called(source, settings, load), source, how.kind)
+    form = None if source in BUILT_IN else form_of(source)
+    if form is not None:
+        read = read_alike(source, form, _of_form(form, source, settings, how), how.kind, how.classes)
+        return _whole(read.train, read.test)
     _require_nothing_else(source, settings)
     if source not in BUILT_IN and os.path.isdir(source):
-        return _of_clients(read_folder(source, None, kind))
-    found = read_source(source, kind, raw)
-    whole = found.train if found.test is None else found.test
-    return Asked(whole if isinstance(whole, Examples) else whole.take(np.arange(len(whole))), found.test is not None)
+        return _of_clients(read_folder(source, None, how.kind))
+    return _whole(*read_source(source, how.kind, how.raw)[:2])
 
 
-def asked_inputs(source: str, settings: Section, kind: Kind, load: Loading, raw: bool = False) -> np.ndarray:
-    """Returns the inputs that `asked_about` would; a .npz file, and what code of the user's returns, may be x alone."""
+def asked_inputs(source: str, settings: Section, how: Reading, load: Loading) -> np.ndarray:
+    """Returns the inputs that `asked_about` would; a .npz file or a table need not have targets, nor need code."""
     if _is_code(source):
         found = _called(source, settings, load)
         if isinstance(found, tuple | list | dict | Examples | FederatedData):
-            return _of_code(found, source, kind).examples.x
-        return inputs(found, source, kind)
+            return _of_code(found, source, how.kind).examples.x
+        return inputs(found, source, how.kind)
     if source.endswith(".npz") and not os.path.isdir(source):
         _require_nothing_else(source, settings)
-        return read_inputs(source, kind)
-    return asked_about(source, settings, kind, load, raw).examples.x
+        return read_inputs(source, how.kind)
+    form = None if built_in_name(source) in BUILT_IN else form_of(source)
+    alone = None
+    if form is not None:
+        alone = read_inputs_alike(source, _of_form(form, source, settings, how), how.kind)
+    return asked_about(source, settings, how, load).examples.x if alone is None else alone
+
+
+def _of_form(form: Form, source: str, settings: Section, how: Reading) -> Section:
+    """Returns the settings of a table or a folder of images: those of the run, and what is given beside."""
+    _require_none_of_training(source, [key for key in settings if key not in form.keys])
+    known_keys = {key: how.trained[key] for key in form.keys if key in how.trained and key != "client"}
+    return known_keys | settings
+
+
+def _whole(train: Takeable, test: Takeable | None) -> Asked:
+    whole = train if test is None else test
+    return Asked(whole if isinstance(whole, Examples) else whole.take(np.arange(len(whole))), test is not None)
 
 
 def _is_code(source: str) -> bool:

@@ -132,7 +132,9 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
 
 def _shapes(resolved: Config, examples: FederatedData, inputs: FederatedData | None = None) -> Shapes:
     """Returns the shapes of what a model takes and puts out; `inputs` are what [features] made of the examples."""
-    names, data = CLASS_NAMES.get(str(resolved.get("data", {}).get("source")), ()), inputs or examples
+    about, data = resolved.get("data", {}), inputs or examples
+    own: Sequence[Any] | None = about.get("labels")
+    names = CLASS_NAMES.get(str(about.get("source")), ()) if own is None else tuple(map(str, own))
     if resolved["problem"]["name"] == "logistic":
         found = Shapes(data.input_shape, data.target_shape, 1, data.kind)
     else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fednormec.config.schema import Section, check
 from fednormec.data.columns import ESTIMATES, Columns
-from fednormec.data.encoding import encoded, number_of_classes, require_constants
+from fednormec.data.encoding import encoded, encoded_inputs, number_of_classes, require_constants
 from fednormec.data.estimating import settled
 from fednormec.data.pictures import Pictures, is_picture_folder, read_pictures
 from fednormec.data.sources import Examples, Kind, Takeable, read_npz
@@ -107,6 +107,31 @@ def read_agreed(source: str, given: Section, kind: Kind, classes: int | None) ->
                         f"something else to each: agree on public constants, such as {ESTIMATES[key][1]}.")  # fmt: skip
     read = form.read(Asked(source, None, kind, classes, private=True), settings)
     return read.train.take(np.arange(len(read.train)))
+
+
+def read_alike(source: str, form: Form, given: Section, kind: Kind, classes: int | None) -> Read:
+    """Reads a table or a folder of images as a run's own data were read.
+
+    Args:
+        source: where the examples are.
+        form: the form that they are in.
+        given: settings of the form, with the constants that the run took spelled out.
+        kind: kind of the numbers.
+        classes: number of classes.
+    """
+    return form.read(Asked(source, None, kind, classes, private=True), form.settings(source, given))
+
+
+def read_inputs_alike(source: str, given: Section, kind: Kind) -> np.ndarray | None:
+    """Reads the features of a table as `read_alike` does, where it has no label; None: it has one, or is no table."""
+    if form_of(source) is not TABLE:
+        return None
+    columns: Columns = TABLE.settings(source, given)
+    table = _opened(source, columns)
+    if columns.features is None or set(columns.targets) <= set(table.names):
+        return None
+    require_constants(columns)
+    return encoded_inputs(table, columns, kind)
 
 
 def _read_table(asked: Asked, columns: Columns) -> Read:

@@ -11,8 +11,8 @@ import numpy as np
 from fednormec.data.cells import BadCell, Cells, codes, numbers, shown, text
 from fednormec.data.columns import ESTIMATES, OTHER, Columns, features_of, given, texts
 from fednormec.data.partition import by_ids
-from fednormec.data.sources import MAX_LABEL, USUAL, Examples, FederatedData, Kind, NpzData, federate
-from fednormec.data.tables import Batch, Table, open_table
+from fednormec.data.sources import MAX_LABEL, USUAL, Examples, FederatedData, Kind, NpzData, federate, inputs
+from fednormec.data.tables import Batch, Table, open_table, require_columns
 from fednormec.errors import UserError
 
 
@@ -115,6 +115,25 @@ def encoded(table: Table, columns: Columns, kind: Kind = USUAL, classes: int | N
     except UserError as error:
         raise UserError(f"{table.where}: {error}") from None
     return NpzData(examples, None, _ids(ids) if clients else None)
+
+
+def encoded_inputs(table: Table, columns: Columns, kind: Kind = USUAL) -> np.ndarray:
+    """Returns the features of each row of a table, which need have no label.
+
+    Args:
+        table: the table.
+        columns: what its columns mean; its features are named, and nothing in it is left to be estimated.
+        kind: kind of the numbers in features.
+    """
+    names, x = list(columns.features or ()), _Rows()
+    require_columns(table, names)
+    features = [_feature(name, columns) for name in names]
+    for batch in table.batches(names):
+        blocks = [feature.block(table.where, batch) for feature in features]
+        x.add(np.hstack(blocks), f"{table.where}, row {batch.rows[0]}")
+    if not len(x):
+        raise UserError(f"{table.where} has no rows beside the names of its columns.")
+    return inputs(x.array, table.where, kind)
 
 
 class _Rows:

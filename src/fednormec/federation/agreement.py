@@ -242,6 +242,9 @@ def _federation(
     resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
     resolved |= {"data": encoding(config)} if encoding(config) else {}
     problem = _Party(experiment.problem, len(settings.clients), client, reports)
+    names, shapes = tuple(map(str, encoding(config).get("labels", ()))), experiment.shapes
+    if shapes is not None and len(names) == shapes.outputs:
+        experiment = experiment._replace(shapes=shapes._replace(classes=names))
     report = problem.report if settings.report and data.owners is not None else None
     return Federation(settings, experiment._replace(problem=problem, config=resolved), _agreed(resolved), report)
 

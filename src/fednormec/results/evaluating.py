@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednormec.config.asking import Asked, asked_about
+from fednormec.config.asking import Asked, Reading, asked_about
 from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.own import Loading, is_own
 from fednormec.config.schema import Config, Section, overridden
@@ -133,6 +133,14 @@ def has_batch_norm_of(found: Stored, code: Path) -> bool:
     return problem_name(found.config) == "neural" and has_batch_norm(built(found, code))
 
 
+def reading(found: Stored) -> Reading:
+    """Returns how examples for a run's model are read: as its own were."""
+    shapes = found.shapes
+    neural = problem_name(found.config) == "neural" and shapes.kind.targets == "classes"
+    trained = found.config.get("data", {})
+    return Reading(shapes.examples[1], shapes.outputs if neural else None, trained, shapes.before is not None)
+
+
 def require_fitting(shapes: Shapes, x: np.ndarray, source: str) -> None:
     """Raises UserError if inputs are not of the shape that a model takes."""
     wanted, _ = shapes.examples
@@ -176,7 +184,7 @@ def _on_data(found: Stored, source: str, settings: Section, metrics: tuple[str, 
                         "about: leave --data out.")  # fmt: skip
     require_code(config, code)
     shapes = found.shapes
-    asked = asked_about(source, settings, shapes.examples[1], Loading(), raw=shapes.before is not None)
+    asked = asked_about(source, settings, reading(found), Loading())
     require_fitting(shapes, asked.examples.x, source)
     experiment = _with_test_set(_asking_for(config, metrics), shapes, asked, code)
     x = _vector(found, experiment, code)

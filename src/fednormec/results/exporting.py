@@ -190,7 +190,8 @@ def _example(shapes: Shapes, model: nn.Module, size: int) -> Tensor:
     """Makes up a batch."""
     rng, shape = generator(0, "example", size), (size, *shapes.inputs)
     if shapes.kind.inputs == "tokens":
-        words = min((layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)), default=1)
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        words = min((layer.num_embeddings for layer in model.modules() if isinstance(layer, kinds)), default=1)
         return torch.from_numpy(rng.integers(0, words, shape))
     return torch.from_numpy(rng.standard_normal(shape)).to(next(model.parameters()).dtype)
 

@@ -20,7 +20,7 @@ from fednormec.data.features import Extractor, with_features
 from fednormec.data.sources import Shapes
 from fednormec.errors import UserError
 from fednormec.files import replaced
-from fednormec.results.evaluating import BATCH_NORM, has_batch_norm, require_fitting
+from fednormec.results.evaluating import BATCH_NORM, has_batch_norm, reading, require_fitting
 from fednormec.results.loading import Stored, load, problem_name, require_code, stored
 
 TOGETHER = 256  # examples in a batch
@@ -81,7 +81,7 @@ def predict(
     found = stored(run)
     require_code(found.config, Path(code))
     model, shapes = load(run, code=code), found.shapes
-    x = asked_inputs(data, settings, shapes.examples[1], Loading(), raw=shapes.before is not None)
+    x = asked_inputs(data, settings, reading(found), Loading())
     require_fitting(shapes, x, data)
     if shapes.before is not None:
         x = _features(x, shapes, extractor_of(found.config, {}, Loading(Path(code))))
