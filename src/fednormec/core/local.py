@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -129,7 +130,7 @@ def sgd(step: float, steps: int = 1, batch_size: int = 32, order: Literal["fresh
         batch = min(batch_size, size)
         first, per_pass = (moment.round - 1) * steps, size // batch
         orders = {
-            number: generator(moment.seed, "local pass", number, client).permutation(size)
+            number: _order_of_pass(moment.seed, number, client, size)
             for number in range(first // per_pass, (first + steps - 1) // per_pass + 1)
         }
         starts = [(k // per_pass, k % per_pass * batch) for k in range(first, first + steps)]
@@ -138,6 +139,13 @@ def sgd(step: float, steps: int = 1, batch_size: int = 32, order: Literal["fresh
     name = f"sgd({step:g}, steps={steps}, batch_size={batch_size}{'' if order == 'fresh' else ', order=passes'})"
     run = _stochastic(step, fresh if order == "fresh" else passes)
     return LocalUpdate(name, step, run, lambda n: steps * min(batch_size, n))
+
+
+@lru_cache(maxsize=64)  # every round of a pass asks for it
+def _order_of_pass(seed: int, number: int, client: int, size: int) -> np.ndarray:
+    order = generator(seed, "local pass", number, client).permutation(size)
+    order.setflags(write=False)
+    return order
 
 
 def _stochastic(
