@@ -1,6 +1,6 @@
 """Clients' data: where they come from (`sources`, `tables`, `pictures`; `images` and `federations`, once fetched), how
 a table becomes numbers (`columns`, `encoding`), and who holds which example (`partition`).
-May use: errors, files.
+May use: errors, files, core.
 """
 
 from fednormec.data.columns import Columns

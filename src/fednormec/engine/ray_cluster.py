@@ -23,13 +23,14 @@ from torch import Tensor
 from fednormec import __version__
 from fednormec.core import kernels
 from fednormec.core.algorithm import Server
+from fednormec.core.allocator import keep_freed_memory
 from fednormec.core.local import Moment
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Divisible, Metrics, Problem
 from fednormec.core.stages import Stage, looking, profiled
 from fednormec.engine.clients import Branch, Clients, Exchanged, Job, Work, add, added, tile, tiles
 from fednormec.engine.memories import Memories, Remembered, pieces
-from fednormec.engine.threads import compute_alone, keep_freed_memory
+from fednormec.engine.threads import compute_alone
 from fednormec.errors import UserError, WorkerLost, at_least_one, require_room, visible
 
 ANSWERS_WITHIN = 20.0  # seconds: Ray itself would try for minutes

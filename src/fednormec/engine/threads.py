@@ -1,7 +1,5 @@
 """Clients in this process: threads that compute tiles of them side by side, with results in a fixed order."""
 
-import ctypes
-import platform
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from fednormec.core.algorithm import Server
+from fednormec.core.allocator import keep_freed_memory
 from fednormec.core.local import Moment
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Problem
@@ -124,19 +123,6 @@ def one_arithmetic_thread() -> Iterator[None]:
 
 
 @cache
-def keep_freed_memory() -> None:
-    """Tells glibc to reuse the large blocks that every tile frees; no effect elsewhere.
-
-    It would hand them back to the system and get them again page by page, in every tile.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # <malloc.h>
-        mallopt = ctypes.CDLL(None).mallopt
-        if mallopt(mmap_threshold, 2**30):  # refused by old versions, which the rest would only slow down
-            mallopt(trim_threshold, 2**31 - 1)
-            mallopt(arena_max, 1)  # a thread's own arena would give its memory back all the same
-
-
 def compute_alone() -> None:
     """Makes this thread do its arithmetic on its own."""
     torch.get_num_threads()  # torch sets a thread up at its first call, with the default; only then ours will stay
