@@ -57,6 +57,23 @@ deadline = 60.0
 """
 SEEDED = '[privacy]\nnoise_std = 0.7\ntrust = "{trust}"\n'
 SECURE = '[privacy]\nepsilon = 50.0\ntrust = "{trust}"\nrandomness = "secure"\n'
+OWN = """
+import torch
+from torch import nn
+
+
+def build(input_shape, outputs, bias: bool = True):
+    return nn.Sequential(nn.Tanh(), nn.Linear(input_shape[0], outputs, bias=bias))
+
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none") * (1 + targets)
+
+
+def extract(x):
+    x = torch.as_tensor(x)
+    return torch.cat([x, x**2], 1)
+"""
 CHEAT = """
 import sys
 import fednormec.federation.client as client
@@ -134,6 +151,12 @@ class Federation:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+
+
+OWN_TEXT = (
+    PLAIN.format(rounds=4, participation="full").replace('name = "linear"', 'name = "own.py:build"')
+    + '[problem]\nloss = "own.py:loss"\n[features]\nname = "own.py:extract"\n[data]\ntargets = "classes"\n'
+)
 
 
 def text(privacy: str = "", rounds: int = 8, participation: str = "full") -> str:
@@ -241,6 +264,32 @@ def test_an_unregistered_key_is_refused(made, tmp_path):
     assert client.returncode == 2
     assert "fednormec: the server does not know this key" in err
     assert server.poll() is None
+    server.kill()
+
+
+def test_own_model_loss_and_features_train_what_one_process_would(made, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    federation = made(OWN_TEXT)
+    monkeypatch.setenv("FEDNORMEC_DATA", str(tmp_path / "cache"))
+    for name in NAMES:  # each has the code, and computes its own features
+        assert (federation.fed / "clients" / name / "own.py").read_text() == OWN
+    os.remove(tmp_path / "own.py")  # what counts is what lies beside the agreement
+    summary = federation.finish(federation.serve(), [federation.join(name) for name in NAMES])
+    assert (summary["status"], summary["rounds"], summary["parameters"]) == ("done", 4, 2 * 5 * 3 + 3)
+    monkeypatch.chdir(federation.fed)
+    torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
+
+
+def test_a_client_with_other_code_refuses_and_says_which_file(made, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    federation = made(OWN_TEXT)
+    server = federation.serve()
+    with (federation.fed / "clients" / "north" / "own.py").open("a") as file:
+        file.write("# one line more\n")
+    client = federation.join("north")
+    _, err = client.communicate(timeout=60)
+    assert client.returncode == 2 and server.poll() is None
+    assert err.startswith("fednormec: own.py is not the file that the settings were made with")
     server.kill()
 
 
