@@ -269,8 +269,8 @@ def test_an_unregistered_key_is_refused(made, tmp_path):
 
 def test_own_model_loss_and_features_train_what_one_process_would(made, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
-    federation = made(OWN_TEXT)
     monkeypatch.setenv("FEDNORMEC_DATA", str(tmp_path / "cache"))
+    federation = made(OWN_TEXT)
     for name in NAMES:  # each has the code, and computes its own features
         assert (federation.fed / "clients" / name / "own.py").read_text() == OWN
     os.remove(tmp_path / "own.py")  # what counts is what lies beside the agreement
@@ -280,7 +280,8 @@ def test_own_model_loss_and_features_train_what_one_process_would(made, tmp_path
     torch.testing.assert_close(federation.model(), federation.in_process(), rtol=1e-6, atol=1e-12)
 
 
-def test_a_client_with_other_code_refuses_and_says_which_file(made, tmp_path):
+def test_a_client_with_other_code_refuses_and_says_which_file(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDNORMEC_DATA", str(tmp_path / "cache"))
     (tmp_path / "own.py").write_text(OWN)
     federation = made(OWN_TEXT)
     server = federation.serve()
