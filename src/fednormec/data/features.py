@@ -69,7 +69,7 @@ def efficientnet_lite0(size: int = 64, low: float = 0.0, high: float = 1.0) -> E
 
 
 def minilm(length: int = 256) -> Extractor:
-    """All-MiniLM-L6-v2, trained on 1.17 billion pairs of sentences: 384 features of a text.
+    """All-MiniLM-L6-v2, trained on 1.17 billion pairs of sentences (Reddit, papers, answers): 384 features of a text.
 
     The pairs are comments on Reddit (2015 to 2018), citations and abstracts of papers (S2ORC, SPECTER), questions and
     answers (WikiAnswers, PAQ, Stack Exchange, MS MARCO, GOOAQ, Yahoo Answers, SearchQA, ELI5, Quora, Natural Questions,
