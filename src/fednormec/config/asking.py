@@ -15,6 +15,7 @@ from fednormec.config.settings import DATA_SETTINGS
 from fednormec.data import Examples, FederatedData, Kind, read_folder
 from fednormec.data.names import BUILT_IN, built_in_name
 from fednormec.data.sources import USUAL, Takeable, given_data, inputs, read_inputs
+from fednormec.data.texts import are_texts
 from fednormec.errors import UserError
 
 
@@ -34,7 +35,7 @@ class Reading(NamedTuple):
     """Way to read examples for a trained model: as its own were read.
 
     Attributes:
-        kind: kind of the numbers that the model was trained with.
+        kind: kind of what the model was trained with.
         classes: number of classes; None: targets are values.
         trained: [data] of the run, whose constants tables and folders of images are read by.
         raw: whether built-in images are pixels from 0 to 1, for [features], rather than normalised.
@@ -72,17 +73,18 @@ def asked_inputs(source: str, settings: Section, how: Reading, load: Loading) ->
     """Returns the inputs that `asked_about` would; a .npz file or a table need not have targets, nor need code."""
     if _is_code(source):
         found = _called(source, settings, load)
-        if isinstance(found, tuple | list | dict | Examples | FederatedData):
+        alone = how.kind.inputs == "texts" and are_texts(found)
+        if isinstance(found, tuple | list | dict | Examples | FederatedData) and not alone:
             return _of_code(found, source, how.kind).examples.x
         return inputs(found, source, how.kind)
     if source.endswith(".npz") and not os.path.isdir(source):
         _require_nothing_else(source, settings)
         return read_inputs(source, how.kind)
     form = None if built_in_name(source) in BUILT_IN else form_of(source)
-    alone = None
+    of_table = None
     if form is not None:
-        alone = read_inputs_alike(source, _of_form(form, source, settings, how), how.kind)
-    return asked_about(source, settings, how, load).examples.x if alone is None else alone
+        of_table = read_inputs_alike(source, _of_form(form, source, settings, how), how.kind)
+    return asked_about(source, settings, how, load).examples.x if of_table is None else of_table
 
 
 def _of_form(form: Form, source: str, settings: Section, how: Reading) -> Section:

@@ -36,7 +36,7 @@ from fednormec.data import (
     FederatedData,
     Kind,
 )
-from fednormec.data.features import FEATURES, Extractor, with_features
+from fednormec.data.features import FEATURES, Extractor, require_numbers, with_features
 from fednormec.data.names import CLASS_NAMES
 from fednormec.data.sources import Shapes
 from fednormec.engine.planning import evaluation_interval
@@ -106,6 +106,7 @@ def assemble(config: Config, data: FederatedData | None = None, folder: Path = P
         seen.append(found)
         if "features" in config:
             seen.append(with_features(found, extractor_of(config, resolved, load)))
+        require_numbers(seen[-1].kind)
         return seen[-1]
 
     table = problems(config, resolved, run, from_settings, load)

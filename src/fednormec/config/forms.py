@@ -9,7 +9,7 @@ import numpy as np
 
 from fednormec.config.schema import Section, check
 from fednormec.data.columns import ESTIMATES, Columns
-from fednormec.data.encoding import encoded, encoded_inputs, number_of_classes, require_constants
+from fednormec.data.encoding import encoded, encoded_inputs, number_of_classes, require_constants, require_no_constants
 from fednormec.data.estimating import settled
 from fednormec.data.pictures import Pictures, is_picture_folder, read_pictures
 from fednormec.data.sources import Examples, Kind, Takeable, read_npz
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
     Attributes:
         source: where the examples are.
         test: where the public test set is; None: beside the source, or nowhere.
-        kind: kind of the numbers.
+        kind: kind of what examples are made of.
         classes: number of classes; None: nobody says.
         private: whether nothing may be estimated from clients' data.
     """
@@ -91,7 +91,7 @@ def read_agreed(source: str, given: Section, kind: Kind, classes: int | None) ->
     Args:
         source: a .npz file with x and y, a table or a folder of images.
         given: what [data] says of tables or images.
-        kind: kind of the numbers.
+        kind: kind of what examples are made of.
         classes: number of classes.
     """
     form = form_of(source)
@@ -116,7 +116,7 @@ def read_alike(source: str, form: Form, given: Section, kind: Kind, classes: int
         source: where the examples are.
         form: the form that they are in.
         given: settings of the form, with the constants that the run took spelled out.
-        kind: kind of the numbers.
+        kind: kind of what examples are made of.
         classes: number of classes.
     """
     return form.read(Asked(source, None, kind, classes, private=True), form.settings(source, given))
@@ -135,6 +135,7 @@ def read_inputs_alike(source: str, given: Section, kind: Kind) -> np.ndarray | N
 
 
 def _read_table(asked: Asked, columns: Columns) -> Read:
+    require_no_constants(columns, asked.kind)
     if asked.private:
         require_constants(columns)
     table = _opened(asked.source, columns)

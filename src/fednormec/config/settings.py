@@ -46,8 +46,9 @@ class DataSettings:
         examples: number of examples that are drawn of what there is then to train on; None: all.
         test_examples: number of examples that are drawn of what there is then to test with; None: all.
         classes: number of classes, which is public; if left out, the largest label says it.
-        inputs: kind of the numbers in x: "numbers", or "tokens", whole numbers that name something, such as words.
-        targets: kind of the numbers in y: "classes" or "values"; by default what the loss compares with.
+        inputs: kind of what is in x: "numbers"; "tokens", whole numbers that name something, such as words; or "texts",
+            of which [features] makes numbers.
+        targets: kind of what is in y: "classes" or "values"; by default what the loss compares with.
         test: public test set of a table or a folder of images, in the same form.
     """
 
@@ -58,7 +59,7 @@ class DataSettings:
     examples: int | None = None
     test_examples: int | None = None
     classes: int | None = None
-    inputs: Literal["numbers", "tokens"] = "numbers"
+    inputs: Literal["numbers", "tokens", "texts"] = "numbers"
     targets: Literal["classes", "values"] | None = None
     test: str | None = None
 

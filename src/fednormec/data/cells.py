@@ -51,6 +51,19 @@ def text(cell: Any) -> str:
     return "" if _is_missing(cell) else str(cell)
 
 
+def verbatim(cells: Cells) -> list[str]:
+    """Returns texts as they are, "" where one is missing; raises BadCell at the first cell that is no text.
+
+    >>> verbatim(["Good. ", None, "NA"])
+    ['Good. ', '', 'NA']
+    """
+    found = ["" if not isinstance(cell, str) and _is_missing(cell) else cell for cell in cells]
+    for i, cell in enumerate(found):
+        if not isinstance(cell, str):
+            raise BadCell(i, f"expected a text, got {type(cell).__name__}; convert the column, or leave it out")
+    return found
+
+
 def codes(cells: Cells, known: Mapping[str, int], other: int | None) -> np.ndarray:
     """Returns the number of each cell's text, -1 where it is missing; raises BadCell at one that has none.
 

@@ -1,4 +1,4 @@
-"""Tables as examples: each cell becomes a number by public constants."""
+"""Tables as examples: each cell becomes a number by public constants, or is a text and stays one."""
 
 import re
 from array import array
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fednormec.data.cells import BadCell, Cells, codes, numbers, shown, text
+from fednormec.data.cells import BadCell, Cells, codes, numbers, shown, text, verbatim
 from fednormec.data.columns import ESTIMATES, OTHER, Columns, features_of, given, texts
 from fednormec.data.partition import by_ids
 from fednormec.data.sources import MAX_LABEL, USUAL, Examples, FederatedData, Kind, NpzData, federate, inputs
 from fednormec.data.tables import Batch, Table, open_table, require_columns
+from fednormec.data.texts import as_texts
 from fednormec.errors import UserError
 
 
@@ -23,7 +24,7 @@ def read_table(source: Any, columns: Columns, kind: Kind = USUAL, classes: int |
         source: a .csv, .csv.gz, .tsv or .parquet file, a folder that Hugging Face's `datasets` saved (of several data
             sets the one called train), or a data frame of pandas, polars or alike.
         columns: what its columns mean.
-        kind: kind of the numbers in features and labels.
+        kind: kind of features and labels.
         classes: number of classes; None: that of `columns.labels`, else the labels tell.
     """
     require_constants(columns)
@@ -58,7 +59,7 @@ def from_frame(
         missing: value in place of a missing cell, by column, before it is scaled.
         scale: (shift, divisor) by column: a number becomes (number - shift)/divisor.
         test: data frame with the same columns, with or without `client`, as the public test set; None: there is none.
-        kind: kind of the numbers: Kind(targets="values") for a label that is no class.
+        kind: kind of features and labels: Kind(targets="values") for a label that is no class, Kind("texts") for texts.
     """
     columns = Columns(label, client, features, labels, categories, missing, scale)
     require_constants(columns)
@@ -79,6 +80,14 @@ def require_constants(columns: Columns) -> None:
                         f"not cover it. Give public constants, such as {name} = {example}.")  # fmt: skip
 
 
+def require_no_constants(columns: Columns, kind: Kind) -> None:
+    """Raises UserError if inputs are texts, and something is to make numbers of them."""
+    for name in ("categories", "missing", "scale") if kind.inputs == "texts" else ():
+        if getattr(columns, name):
+            raise UserError(f"{name} is for columns of numbers, and the inputs are texts (data.inputs), which stay as "
+                            f"they are: leave {name} out.")  # fmt: skip
+
+
 def number_of_classes(columns: Columns, kind: Kind, asked: int | None = None) -> int | None:
     """Returns the number of classes, as asked or as `columns.labels` says; None: nobody says."""
     named = None if columns.classes is None or kind.targets != "classes" else len(columns.classes)
@@ -93,17 +102,15 @@ def encoded(table: Table, columns: Columns, kind: Kind = USUAL, classes: int | N
     Args:
         table: the table.
         columns: what its columns mean; nothing in it is left to be estimated.
-        kind: kind of the numbers in features and labels.
+        kind: kind of features and labels.
         classes: number of classes; None: that of `columns.labels`, else the labels tell.
     """
     names = features_of(table, columns)
-    features = [_feature(name, columns) for name in names]
     targets = _Targets(columns, kind.targets == "classes", number_of_classes(columns, kind, classes))
     clients = [] if columns.client is None else [columns.client]
-    x, y, ids, seen = _Rows(), _Rows(), list[str](), dict[str, str]()
+    x, y, ids, seen = _inputs_of(names, columns, kind), _Rows(), list[str](), dict[str, str]()
     for batch in table.batches(list(dict.fromkeys([*names, *columns.targets, *clients]))):
-        blocks = [feature.block(table.where, batch) for feature in features]
-        x.add(np.hstack(blocks), f"{table.where}, row {batch.rows[0]}")
+        x.add(table.where, batch)
         y.add(targets.block(table.where, batch), table.where)
         for name in clients:
             ids += [seen.setdefault(owner, owner) for owner in _clients(table.where, batch, name)]
@@ -123,14 +130,13 @@ def encoded_inputs(table: Table, columns: Columns, kind: Kind = USUAL) -> np.nda
     Args:
         table: the table.
         columns: what its columns mean; its features are named, and nothing in it is left to be estimated.
-        kind: kind of the numbers in features.
+        kind: kind of the features.
     """
-    names, x = list(columns.features or ()), _Rows()
+    names = list(columns.features or ())
+    x = _inputs_of(names, columns, kind)
     require_columns(table, names)
-    features = [_feature(name, columns) for name in names]
     for batch in table.batches(names):
-        blocks = [feature.block(table.where, batch) for feature in features]
-        x.add(np.hstack(blocks), f"{table.where}, row {batch.rows[0]}")
+        x.add(table.where, batch)
     if not len(x):
         raise UserError(f"{table.where} has no rows beside the names of its columns.")
     return inputs(x.array, table.where, kind)
@@ -157,6 +163,57 @@ class _Rows:
     def array(self) -> np.ndarray:
         """All rows, without a copy."""
         return np.frombuffer(self._values).reshape(-1, self._width)
+
+
+class _Numbers:
+    """Inputs of numbers: what the columns become, side by side."""
+
+    def __init__(self, names: Sequence[str], columns: Columns) -> None:
+        self._features, self._rows = [_feature(name, columns) for name in names], _Rows()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, where: str, batch: Batch) -> None:
+        """Adds the rows of a batch."""
+        blocks = [feature.block(where, batch) for feature in self._features]
+        self._rows.add(np.hstack(blocks), f"{where}, row {batch.rows[0]}")
+
+    @property
+    def array(self) -> np.ndarray:
+        """All rows."""
+        return self._rows.array
+
+
+class _Texts:
+    """Inputs of texts: those of the columns, a line break between them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._found = names, list[str]()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, where: str, batch: Batch) -> None:
+        """Adds the texts of a batch."""
+        columns = [self._column(where, batch, name) for name in self._names]
+        self._found += ["\n".join(texts) for texts in zip(*columns, strict=True)]
+
+    @property
+    def array(self) -> np.ndarray:
+        """All texts."""
+        return as_texts(self._found, "features")
+
+    def _column(self, where: str, batch: Batch, name: str) -> list[str]:
+        try:
+            return verbatim(batch.cells[name])
+        except BadCell as bad:
+            raise UserError(f"{where}, row {batch.rows[bad.index]}, column {name}: {bad}.") from None
+
+
+def _inputs_of(names: Sequence[str], columns: Columns, kind: Kind) -> _Numbers | _Texts:
+    require_no_constants(columns, kind)
+    return _Texts(names) if kind.inputs == "texts" else _Numbers(names, columns)
 
 
 class _Feature(NamedTuple):

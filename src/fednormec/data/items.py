@@ -15,14 +15,15 @@ def is_dataset(value: Any) -> bool:
     return torch_data is not None and isinstance(value, torch_data.Dataset)
 
 
-def gathered(dataset: Any, whose: str) -> tuple[np.ndarray, np.ndarray]:
+def gathered(dataset: Any, whose: str, texts: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Returns the inputs and the targets of all items (x, y), each read once; raises UserError if they do not fit.
 
     Args:
         dataset: a torch Dataset, or anything else with `len` and an index, or that can be gone through.
         whose: what errors call it.
+        texts: whether each x is a text, and not numbers.
     """
-    pairs = [_pair(item, f"{whose}, item {i}") for i, item in enumerate(_items(dataset, whose))]
+    pairs = [_pair(item, f"{whose}, item {i}", texts) for i, item in enumerate(_items(dataset, whose))]
     if not pairs:
         raise UserError(f"{whose}: expected at least one item (x, y), got an empty Dataset; leave it out.")
     for i, pair in enumerate(pairs):
@@ -48,11 +49,15 @@ def _items(dataset: Any, whose: str) -> Iterator[Any]:
         raise UserError(f"{whose}: reading item {count} raised {type(error).__name__}: {said}.") from error
 
 
-def _pair(item: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _pair(item: Any, where: str, texts: bool) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         got = f"{len(item)} values" if isinstance(item, tuple | list) else type(item).__name__
         raise UserError(f"{where}: expected a pair (x, y), got {got}; make the Dataset return pairs.")
-    return _value(item[0], f"{where}, x"), _value(item[1], f"{where}, y")
+    if not texts:
+        return _value(item[0], f"{where}, x"), _value(item[1], f"{where}, y")
+    if not isinstance(item[0], str):
+        raise UserError(f"{where}, x: expected a text, got {type(item[0]).__name__}; convert it in the Dataset.")
+    return np.array(item[0], dtype=object), _value(item[1], f"{where}, y")
 
 
 def _value(value: Any, where: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from fednormec.data.items import gathered, is_dataset
+from fednormec.data.texts import as_texts, content
 from fednormec.errors import UserError, at_least_one
 
 if TYPE_CHECKING:
@@ -23,17 +24,19 @@ if TYPE_CHECKING:
     Pair = tuple[np.ndarray | Tensor, np.ndarray | Tensor]
 
 MAX_LABEL = 2**31 - 1
+Inputs = Literal["numbers", "tokens", "texts"]
 
 
 class Kind(NamedTuple):
-    """Kind of numbers that examples are made of.
+    """Kind of what examples are made of.
 
     Attributes:
-        inputs: "numbers", or "tokens": whole numbers that name something, such as the words of a text.
+        inputs: "numbers"; "tokens", whole numbers that name something, such as the words of a text; or "texts", which
+            become numbers by [features] before a model sees them.
         targets: "classes", numbered from 0, or "values" to predict.
     """
 
-    inputs: Literal["numbers", "tokens"] = "numbers"
+    inputs: Inputs = "numbers"
     targets: Literal["classes", "values"] = "classes"
 
 
@@ -47,9 +50,9 @@ class Examples:
     Anything numpy can read is accepted, torch tensors too, and converted; whole numbers stored as floats are classes.
 
     Args:
-        x: inputs (N, ...), in float32 (float64 stays float64); tokens in int64, none negative.
+        x: inputs (N, ...), in float32 (float64 stays float64); tokens in int64, none negative; texts (N,) as str.
         y: classes (N,) in int64, none negative, or several in a row (N, T); values (N, ...) in float32 (float64 stays).
-        kind: kind of the numbers in x and y.
+        kind: kind of what is in x and y.
     """
 
     x: np.ndarray
@@ -57,8 +60,8 @@ class Examples:
     kind: Kind = USUAL
 
     def __post_init__(self) -> None:
-        tokens, classes = self.kind.inputs == "tokens", self.kind.targets == "classes"
-        x = (_tokens if tokens else _numbers)(_array(self.x, "x"), "x")
+        x = _inputs(self.x, self.kind)
+        classes = self.kind.targets == "classes"
         y = _classes(_array(self.y, "y")) if classes else _numbers(_array(self.y, "y"), "y")
         if len(x) != len(y):
             raise UserError(f"expected one label per example, got {len(x)} in x and {len(y)} in y; make them agree")
@@ -90,9 +93,9 @@ class Shapes(NamedTuple):
         inputs: shape of one example.
         targets: shape of one example's target: () for one class or value.
         outputs: number of outputs of a model.
-        kind: kind of numbers that examples are made of.
+        kind: kind of what examples are made of.
         classes: names of the classes, where they are known.
-        before: shape of one example, and kind of its numbers, before features took their place; None: none did.
+        before: shape of one example, and kind of its inputs, before features took their place; None: none did.
     """
 
     inputs: tuple[int, ...]
@@ -100,11 +103,11 @@ class Shapes(NamedTuple):
     outputs: int
     kind: Kind = USUAL
     classes: tuple[str, ...] | None = None
-    before: tuple[tuple[int, ...], Literal["numbers", "tokens"]] | None = None
+    before: tuple[tuple[int, ...], Inputs] | None = None
 
     @property
     def examples(self) -> "tuple[tuple[int, ...], Kind]":
-        """Shape of one example, and kind of its numbers, as data bring it."""
+        """Shape of one example, and its kind, as data bring it."""
         shape, kind = (self.inputs, self.kind.inputs) if self.before is None else self.before
         return shape, self.kind._replace(inputs=kind)
 
@@ -167,7 +170,7 @@ class FederatedData:
 
     @property
     def kind(self) -> Kind:
-        """Kind of numbers that all examples are made of."""
+        """Kind of what all examples are made of."""
         return self.clients[0].kind
 
     @property
@@ -197,7 +200,7 @@ class FederatedData:
         for examples in self._all():
             for array in examples:
                 found.update(f"{array.dtype} {array.shape}".encode())
-                found.update(array.tobytes())
+                found.update(content(array))
         return found.hexdigest()
 
     def _all(self) -> tuple[Examples, ...]:
@@ -259,7 +262,7 @@ def read_npz(path: str | Path, kind: Kind = USUAL) -> NpzData:
 
     Args:
         path: the .npz file.
-        kind: kind of the numbers in x and y.
+        kind: kind of what is in x and y.
     """
     arrays = _load(path, required=("x", "y"), optional=("client", "x_test", "y_test"))
     train = _examples(arrays["x"], arrays["y"], str(path), kind)
@@ -271,7 +274,7 @@ def read_inputs(path: str | Path, kind: Kind = USUAL) -> np.ndarray:
 
     Args:
         path: the .npz file.
-        kind: kind of the numbers in x.
+        kind: kind of what is in x.
     """
     arrays = _load(path, required=("x",), optional=("x_test",))
     return inputs(arrays.get("x_test", arrays["x"]), str(path), kind)
@@ -283,10 +286,10 @@ def inputs(x: Any, where: str, kind: Kind = USUAL) -> np.ndarray:
     Args:
         x: anything numpy can read.
         where: what errors call their place.
-        kind: kind of the numbers in x.
+        kind: kind of what is in x.
     """
     try:
-        found = (_tokens if kind.inputs == "tokens" else _numbers)(_array(x, "x"), "x")
+        found = _inputs(x, kind)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if not len(found):
@@ -302,7 +305,7 @@ def read_folder(path: str | Path, classes: int | None = None, kind: Kind = USUAL
     Args:
         path: the folder of .npz files.
         classes: number of classes; None: the labels tell.
-        kind: kind of the numbers in x and y.
+        kind: kind of what is in x and y.
     """
     if not Path(path).is_dir():
         raise UserError(f"expected a folder of .npz files at {path}, found none; check the path")
@@ -389,7 +392,7 @@ def from_arrays(
     Args:
         clients: per client one (x, y) pair of numpy arrays or torch tensors, or Examples, or a torch Dataset.
         test: test set in the same form; None: there is none.
-        kind: kind of the numbers in the pairs.
+        kind: kind of what is in the pairs.
 
     >>> data = from_arrays([(np.zeros((5, 3)), np.arange(5)), (np.ones((2, 3)), np.zeros(2))])
     >>> data.num_classes, data.input_shape, data.names
@@ -408,7 +411,7 @@ def given_data(found: Any, whose: str, kind: Kind, classes: int | None = None) -
             such pairs or Datasets; or FederatedData. To be dealt out: a pair (x, y), or (x, y, client) with an id for
             each example; Examples; or a torch Dataset.
         whose: what errors call it.
-        kind: kind of the numbers in x and y.
+        kind: kind of what is in x and y.
         classes: number of classes; None: the labels tell.
     """
     if isinstance(found, FederatedData):
@@ -496,7 +499,7 @@ def _pair(pair: Any, where: str, kind: Kind) -> Examples:
     if isinstance(pair, Examples):
         return pair
     if is_dataset(pair):
-        pair = gathered(pair, where)
+        pair = gathered(pair, where, kind.inputs == "texts")
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise UserError(f"{where}: expected a pair (x, y), got {type(pair).__name__}; write (x, y)")
     return _examples(pair[0], pair[1], where, kind)
@@ -540,11 +543,18 @@ def _array(value: Any, name: str) -> np.ndarray:
         raise UserError(f"{name} must be an array that numpy can hold, got {kind}; convert it to float32") from None
 
 
+def _inputs(x: Any, kind: Kind) -> np.ndarray:
+    if kind.inputs == "texts":
+        return as_texts(x if isinstance(x, list | tuple) else _array(x, "x"), "x")
+    return (_tokens if kind.inputs == "tokens" else _numbers)(_array(x, "x"), "x")
+
+
 def _numbers(values: np.ndarray, name: str) -> np.ndarray:
     if values.dtype.kind not in "biuf" or values.ndim == 0:
+        texts = ", or, if these are texts, say inputs = 'texts'" if name == "x" and values.dtype.kind in "UO" else ""
         raise UserError(
             f"{name} must be numbers of shape (examples, ...), got dtype {values.dtype} and shape {values.shape}; "
-            "convert it first"
+            f"convert it first{texts}"
         )
     native = values.dtype.newbyteorder("=")  # torch reads the machine's own byte order only
     return np.ascontiguousarray(values, dtype=np.float64 if native == np.float64 else np.float32)
@@ -579,6 +589,11 @@ def _check_same_shape(first: Examples, first_name: str, other: Examples, other_n
         raise UserError(
             f"every example must have the same shape, got {first.x.shape[1:]} in {first_name} "
             f"and {other.x.shape[1:]} in {other_name}; reshape one of them"
+        )
+    if first.kind.inputs != other.kind.inputs:
+        raise UserError(
+            f"every input must be alike, got {first.kind.inputs} in {first_name} and {other.kind.inputs} in "
+            f"{other_name}; change one of them"
         )
     if first.y.shape[1:] != other.y.shape[1:] or first.kind != other.kind:
         raise UserError(

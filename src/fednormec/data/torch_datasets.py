@@ -19,10 +19,11 @@ def from_datasets(clients: Sequence[Any], test: Any = None, kind: Kind = USUAL) 
     Args:
         clients: one Dataset per client, each item a pair (x, y) of tensors, arrays or numbers.
         test: Dataset of the public test set; None: there is none.
-        kind: kind of the numbers: Kind(targets="values") for targets that are no classes.
+        kind: kind of what items are made of: Kind(targets="values") for targets that are no classes.
     """
-    pairs = [gathered(dataset, f"client {client}") for client, dataset in enumerate(clients)]
-    return from_arrays(pairs, None if test is None else gathered(test, "the test set"), kind)
+    texts = kind.inputs == "texts"
+    pairs = [gathered(dataset, f"client {client}", texts) for client, dataset in enumerate(clients)]
+    return from_arrays(pairs, None if test is None else gathered(test, "the test set", texts), kind)
 
 
 def from_dataset(
@@ -39,12 +40,13 @@ def from_dataset(
         parts: numbers of each client's items, such as `iid` and `dirichlet` return; clients are called 0, 1, ...
         client_ids: in place of `parts`, the client of each item, by which clients are called and sorted.
         test: Dataset of the public test set; None: there is none.
-        kind: kind of the numbers: Kind(targets="values") for targets that are no classes.
+        kind: kind of what items are made of: Kind(targets="values") for targets that are no classes.
     """
     if (parts is None) == (client_ids is None):
         raise UserError("expected either parts, the numbers of each client's items, or client_ids, one for each item.")
-    train = Examples(*gathered(dataset, "the Dataset"), kind)
-    tested = None if test is None else Examples(*gathered(test, "the test set"), kind)
+    texts = kind.inputs == "texts"
+    train = Examples(*gathered(dataset, "the Dataset", texts), kind)
+    tested = None if test is None else Examples(*gathered(test, "the test set", texts), kind)
     if client_ids is None:
         return federate(train, tested, parts or ())
     ids = np.asarray(client_ids)

@@ -20,6 +20,7 @@ from fednormec.config.settings import DATA_SETTINGS, DEALING, RunSettings
 from fednormec.core.problem import ByClient, Metrics, Problem
 from fednormec.core.randomness import generator
 from fednormec.data import Examples, FederatedData, Kind, hold_out
+from fednormec.data.sources import Inputs
 from fednormec.engine.planning import planned
 from fednormec.errors import UserError, at_least_one, known, positive, require_room
 from fednormec.privacy.mechanism import Plan
@@ -38,10 +39,11 @@ class FederationSettings:
 
     Attributes:
         clients: their names; the order numbers them.
-        inputs: the shape of one example.
+        inputs: the shape of one example; none for a text.
         classes: number of classes; left out where targets are values.
         targets: the shape of one example's target; none for one class or value.
         tokens: whether inputs are whole numbers that name something, such as words.
+        texts: whether inputs are texts, of which [features] makes numbers where they are.
         address: where the server is found, host:port.
         deadline: seconds after which a client that has not answered does not take part in a round.
         test: a .npz with x and y, or a table, beside this file, public, for the server to evaluate with.
@@ -55,6 +57,7 @@ class FederationSettings:
     classes: int | None = None
     targets: Sequence[int] = ()
     tokens: bool = False
+    texts: bool = False
     address: str = "localhost:9443"
     deadline: float = 600.0
     test: str | None = None
@@ -69,6 +72,8 @@ class FederationSettings:
             for length in shape:
                 at_least_one(f"[federation] {name}", length)
             require_room("one example", 8 * math.prod(shape), f"check [federation] {name}")
+        if self.texts and (self.tokens or self.inputs):
+            raise UserError("[federation] texts = true says all about inputs: leave tokens out, and let inputs = [].")
         positive("[federation] deadline", self.deadline)
         split_address(self.address)
         if self.held_out is not None and not self.report:
@@ -83,8 +88,15 @@ class FederationSettings:
 
     @property
     def kind(self) -> Kind:
-        """Kind of numbers that examples are made of."""
-        return Kind("tokens" if self.tokens else "numbers", "values" if self.classes is None else "classes")
+        """Kind of what examples are made of."""
+        inputs: Inputs = "texts" if self.texts else "tokens" if self.tokens else "numbers"
+        return Kind(inputs, "values" if self.classes is None else "classes")
+
+    @property
+    def nobody(self) -> Examples:
+        """One example that is nobody's, in the shape that all have."""
+        x = np.array([""], object) if self.texts else np.zeros((1, *self.inputs))
+        return Examples(x, np.zeros((1, *self.targets), np.int64), self.kind)
 
 
 class Federation(NamedTuple):
@@ -120,11 +132,10 @@ def for_server(config: Config, folder: Path, reports: Reports | None = None) -> 
         reports: asks clients for their figures of a model, where they report; None: nobody is asked.
     """
     settings = federation_settings(config)
-    nobody = Examples(np.zeros((1, *settings.inputs)), np.zeros((1, *settings.targets), np.int64), settings.kind)
     test = None
     if settings.test is not None:
         test = read_agreed(str(folder / settings.test), encoding(config), settings.kind, settings.classes)
-    data = FederatedData((nobody,), test, ("nobody",), settings.classes)
+    data = FederatedData((settings.nobody,), test, ("nobody",), settings.classes)
     return _federation(config, settings, data, None, folder, reports)
 
 
@@ -255,6 +266,8 @@ def _agreed(config: Config) -> str:
     parts["run"] = {key: config["run"][key] for key in AGREED_OF_RUN}
     shapes = ("clients", "inputs", "classes", "targets", "tokens")
     parts["federation"] = {key: config["federation"].get(key) for key in shapes}
+    if config["federation"].get("texts"):
+        parts["federation"] |= {"texts": True}
     if config["federation"].get("report"):
         parts["federation"] |= {"report": True, "held_out": config["federation"].get("held_out", HELD_OUT)}
     return hashlib.sha256(dump(parts).encode()).hexdigest()[:32]

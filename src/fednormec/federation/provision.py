@@ -33,19 +33,21 @@ def make(
     config: Path | None,
     targets: Sequence[int] = (),
     tokens: bool = False,
+    texts: bool = False,
 ) -> Path:
     """Makes the folder of a new federation; nothing is written over.
 
     Args:
         folder: the folder, which must be empty or missing.
         names: names of the clients.
-        inputs: the shape of one example.
+        inputs: the shape of one example; none for a text.
         classes: number of classes; None: as the settings say, data.labels among them, or 10 where the loss compares
             with classes.
         address: where the server is found, host:port.
         config: the settings to begin with; by default the package's own.
         targets: the shape of one example's target.
         tokens: whether inputs are whole numbers that name something.
+        texts: whether inputs are texts.
     """
     require_names(names)
     host, _ = split_address(address)
@@ -53,6 +55,7 @@ def make(
     own: Section = {"clients": list(names), "inputs": list(inputs), "address": address}
     own |= {"targets": list(targets)} if targets else {}
     own |= {"tokens": True} if tokens else {}
+    own |= {"texts": True} if texts else {}
     own |= {} if classes is None else {"classes": classes}
     asked["federation"] = asked.get("federation", {}) | own
     if targets_of(asked) == "classes":

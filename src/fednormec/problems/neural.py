@@ -417,6 +417,9 @@ class NeuralProblem:
 
         A copy is in torch's own memory (aligned: the same bits every time); what is concatenated afterwards needs none.
         """
+        if isinstance(values, np.ndarray) and values.dtype.kind in "OU":
+            raise UserError("a model takes numbers, and these are texts or other objects: make numbers of them first, "
+                            "such as by [features] in a config.")  # fmt: skip
         tensor = torch.as_tensor(values)
         dtype = self._dtype if tensor.is_floating_point() else torch.int64
         return tensor.to(device=self._device, dtype=dtype, copy=copy)
