@@ -42,6 +42,7 @@ from fednormec.data.sources import Shapes
 from fednormec.engine.planning import evaluation_interval
 from fednormec.errors import UserError, known, require_room
 from fednormec.privacy.mechanism import Privacy
+from fednormec.problems.adapters import add_adapters
 from fednormec.problems.logistic import Logistic
 from fednormec.problems.losses import loss_named
 from fednormec.problems.models import MODELS, TOKEN_MODELS, reset
@@ -316,10 +317,10 @@ def model_of(
     given = config.get("model", {})
     of_all = check("[model]", {key: value for key, value in given.items() if key in for_all}, ModelSettings)
     settings = {key: value for key, value in given.items() if key not in for_all}
+    for_training = ModelSettings(**of_all)
     model = _built(settings, resolved, shapes, seed, dtype, load)
-    if of_all["trainable"] is not None:
-        _freeze_but(model, of_all["trainable"])
-        resolved["model"] |= of_all
+    _choose_trained(model, for_training, seed)
+    resolved["model"] |= {key: value for key, value in of_all.items() if value is not None}
     return model
 
 
@@ -347,6 +348,18 @@ def _built(
         model: nn.Module = build(shapes.inputs, shapes.outputs)
     reset(model, generator(seed, "init"))
     return model
+
+
+def _choose_trained(model: nn.Module, settings: ModelSettings, seed: int) -> None:
+    """Freezes what is not to be trained, and adds the adapters that are."""
+    rank, layers, alpha = settings.lora_rank, settings.lora_layers, settings.lora_alpha
+    if settings.trainable is not None or rank is not None:
+        _freeze_but(model, settings.trainable or ())
+    if rank is not None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        add_adapters(model, rank, layers, alpha, seed)
+        for parameter in trained:
+            parameter.requires_grad_()
 
 
 def _freeze_but(model: nn.Module, trainable: Sequence[str]) -> None:
