@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from fednormec.config.own import SECONDS, Loading, check_digests, is_own, requir
 from fednormec.config.schema import Call, Config, Section, check, choose
 from fednormec.config.settings import (
     DEFAULT_NAMES,
+    MODEL_SETTINGS,
     PYTHON,
     SECTIONS,
     GivenConstants,
@@ -313,13 +313,12 @@ def model_of(
     """
     if shapes.kind.targets == "classes" and shapes.outputs < 2:
         raise UserError(f"there must be at least 2 classes, got {shapes.outputs}: check the labels of the data.")
-    for_all = [field.name for field in fields(ModelSettings)]
     given = config.get("model", {})
-    of_all = check("[model]", {key: value for key, value in given.items() if key in for_all}, ModelSettings)
-    settings = {key: value for key, value in given.items() if key not in for_all}
-    for_training = ModelSettings(**of_all)
-    model = _built(settings, resolved, shapes, seed, dtype, load)
-    _choose_trained(model, for_training, seed)
+    of_all = check("[model]", {key: value for key, value in given.items() if key in MODEL_SETTINGS}, ModelSettings)
+    asked = ModelSettings(**of_all)
+    own = {key: value for key, value in given.items() if key not in MODEL_SETTINGS}
+    model = _built(own, resolved, shapes, seed, dtype, load)
+    _choose_trained(model, asked, seed)
     resolved["model"] |= {key: value for key, value in of_all.items() if value is not None}
     return model
 
@@ -331,7 +330,7 @@ def _built(
         name = settings["name"]
         code = load(name, "model.name")
         own = {key: value for key, value in settings.items() if key != "name"}
-        arguments = check(f"[model] {name}", own, code.function, given=2, beside=("name",))
+        arguments = check(f"[model] {name}", own, code.function, given=2, beside=("name", *MODEL_SETTINGS))
         resolved["model"] = {"name": name, **arguments}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "init").integers(2**63)))

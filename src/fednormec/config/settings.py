@@ -135,6 +135,7 @@ class RunSettings:
 
 
 DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
+MODEL_SETTINGS = tuple(field.name for field in fields(ModelSettings))
 DEALING = ("clients", "concentration", "shards_per_client")  # settings of partitions, beside those of [data]
 
 
