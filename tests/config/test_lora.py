@@ -82,7 +82,8 @@ def test_the_vector_is_the_adapters_and_what_is_named_beside_them() -> None:
     found = assemble(asked())
     assert (alone.dim, found.problem.dim) == (ADAPTERS, ADAPTERS + HEAD) and whole.dim > 1000
     assert found.config["model"] == {
-        "name": "net.py:build", "words": 12, "lora_rank": 2, "lora_layers": ("query", "value"), "trainable": ("head.*",),
+        "name": "net.py:build", "words": 12, "lora_rank": 2, "lora_layers": ("query", "value"),
+        "trainable": ("head.*",),
     }  # fmt: skip
     Path("again.toml").write_text(dump(found.config))
     again = assemble(read("again.toml"))

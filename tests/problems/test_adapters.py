@@ -1,4 +1,4 @@
-"""Low-rank adapters: the same model at the start, numbers from the seed alone, gradients of each client, clear refusals."""
+"""Low-rank adapters: the same model at the start, numbers from the seed alone, gradients of each client, refusals."""
 
 import copy
 import pickle

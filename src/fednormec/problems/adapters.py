@@ -3,7 +3,7 @@
 import copy
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -75,23 +75,26 @@ def add_adapters(
 def _chosen(module: nn.Module, layers: Sequence[str] | None) -> list[str]:
     """Returns the full names of the layers that get an adapter; raises UserError if one cannot, or there is none."""
     parts = {name: part for name, part in module.named_modules() if name}
-    able = [name for name, part in parts.items() if isinstance(part, _kinds())]
     if layers is None:
-        names = [name for name in able if isinstance(parts[name], (nn.Linear, _kinds()[-1]))]
-        if not names:
-            raise UserError("LoRA: the model has no linear layer within it; name the layers that get an adapter.")
+        names = [name for name, part in parts.items() if isinstance(part, (nn.Linear, _conv1d()))]
     else:
-        wanted = (layers,) if isinstance(layers, str) else tuple(layers)
-        for one in wanted:
-            if not any(_fits(name, one) for name in parts):
-                there = ", ".join(able[:SHOWN]) + (", ..." if len(able) > SHOWN else "")
-                raise UserError(f"LoRA: no layer's name is or ends in '{one}'; there are: {there or 'none'}.")
-        names = [name for name in parts if any(_fits(name, one) for one in wanted)]
-        if not names:
-            raise UserError("LoRA: the list of layers is empty; name at least one, or leave it out for all linear ones.")
+        names = _named(parts, (layers,) if isinstance(layers, str) else layers)
+    if not names:
+        what = "the model has no linear layer within it" if layers is None else "the list of layers is empty"
+        raise UserError(f"LoRA: {what}; name the layers that get an adapter.")
     for name in names:
         _require_adaptable(module, name)
     return names
+
+
+def _named(parts: Mapping[str, nn.Module], layers: Sequence[str]) -> list[str]:
+    """Returns the full names of the layers that are named, as peft takes the names in a list."""
+    for one in layers:
+        if not any(_fits(name, one) for name in parts):
+            able = [name for name, part in parts.items() if isinstance(part, (*KINDS, _conv1d()))]
+            there = ", ".join(able[:SHOWN]) + (", ..." if len(able) > SHOWN else "")
+            raise UserError(f"LoRA: no layer's name is or ends in '{one}'; there are: {there or 'none'}.")
+    return [name for name in parts if any(_fits(name, one) for one in layers)]
 
 
 def _fits(name: str, wanted: str) -> bool:
@@ -101,15 +104,16 @@ def _fits(name: str, wanted: str) -> bool:
 def _require_adaptable(module: nn.Module, name: str) -> None:
     """Raises UserError if an adapter of this layer would be impossible, or silently ignored."""
     layer, parent = module.get_submodule(name), module.get_submodule(name.rpartition(".")[0])
-    if not isinstance(layer, _kinds()):
-        raise UserError(f"LoRA: '{name}' is a {type(layer).__name__}, which cannot have an adapter: name linear layers, "
-                        "convolutions or embeddings.")  # fmt: skip
+    if not isinstance(layer, (*KINDS, _conv1d())):
+        raise UserError(f"LoRA: '{name}' is a {type(layer).__name__}, which cannot have an adapter: name linear "
+                        "layers, convolutions or embeddings.")  # fmt: skip
     if isinstance(parent, READERS):
         raise UserError(f"LoRA: '{name}' is part of a {type(parent).__name__}, which uses its weights without calling "
                         "it, so that an adapter would be ignored: name other layers.")  # fmt: skip
 
 
-def _kinds() -> tuple[Any, ...]:
+def _conv1d() -> Any:
+    """Returns the type of the linear layers of GPT-2 and its like."""
     from transformers.pytorch_utils import Conv1D
 
-    return (*KINDS, Conv1D)
+    return Conv1D
