@@ -54,7 +54,7 @@ def add_adapters(
     if any(hasattr(part, "peft_config") for part in module.modules()):
         raise UserError("the model has adapters of peft already: add LoRA to the model without them.")
     names = _chosen(module, layers)
-    weights = [module.get_submodule(name).weight for name in names]
+    weights = [module.get_parameter(f"{name}.weight") for name in names]
     size = rank * sum(len(weight) + weight[0].numel() for weight in weights)
     require_room(f"training adapters of {size:,} parameters", 12 * 4 * size, "take a smaller rank")
 
