@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import guarantee
 import literal
@@ -14,6 +15,7 @@ import pytest
 import quickstart
 from command import Command
 from paths import ROOT
+from safetensors.torch import load_file
 
 from fednormec.algorithms.methods import METHODS
 from fednormec.data.images import IMAGE_SETS
@@ -147,11 +149,29 @@ def test_the_links_of_every_page_lead_somewhere(page):
 @pytest.mark.long
 def test_the_page_on_own_code_does_what_it_says(fednormec_: Command, here, tmp_path):
     page = (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8")
+    follow(fednormec_, page, tmp_path)
+    record = json.loads((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()[-1])
+    assert record["epsilon"] <= 4 and record["test_accuracy"] > 0.8 and 0 <= record["test_recall"] <= 1
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_the_page_on_own_code_adds_adapters(fednormec_: Command, tmp_path):
+    pytest.importorskip("peft", reason="LoRA needs the package peft")
+    page = (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8")
+    follow(fednormec_, page.partition("## A large model")[2], tmp_path)
+    adapters, head = 2 * 2 * 2 * 4 * 32, 33 * 2  # of two layers the query and the value, A and B
+    tensors = load_file(tmp_path / "runs/texts/model.safetensors")
+    assert sum(t.numel() for name, t in tensors.items() if "lora_" in name) == adapters
+    record = json.loads((tmp_path / "runs/texts/summary.json").read_text())
+    assert record["parameters"] == adapters + head
+
+
+def follow(fednormec_: Command, page: str, folder: Path) -> None:
+    """Writes the first code and config of a page into files by the names that they begin with; runs its commands."""
     code, config, commands = (re.search(rf"```{kind}\n(.*?)```", page, re.S)[1] for kind in ("python", "toml", "sh"))
-    (tmp_path / "mine.py").write_text(code)
-    (tmp_path / "mine.toml").write_text(config)
+    for text in (code, config):
+        (folder / text.partition("\n")[0].removeprefix("# ")).write_text(text)
     for line in commands.splitlines():
         said = fednormec_(*shlex.split(line.partition("#")[0])[1:])
         assert said.code == 0, said.err
-    record = json.loads((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()[-1])
-    assert record["epsilon"] <= 4 and record["test_accuracy"] > 0.8 and 0 <= record["test_recall"] <= 1

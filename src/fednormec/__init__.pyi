@@ -64,6 +64,7 @@ from fednormec.privacy.mechanism import Mechanism as Mechanism
 from fednormec.privacy.mechanism import Privacy as Privacy
 from fednormec.privacy.statement import Statement as Statement
 from fednormec.problems import models as models
+from fednormec.problems.adapters import lora as lora
 from fednormec.problems.logistic import Logistic as Logistic
 from fednormec.problems.logistic import random_logistic as random_logistic
 from fednormec.problems.neural import NeuralProblem as NeuralProblem

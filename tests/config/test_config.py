@@ -264,6 +264,7 @@ NEURAL = {
     "vectorize": Literal["auto", "layers", "vmap", "loop"], "tile": int | None,
     "statistics": Literal["batch", "training"], "loss_examples": int | None,
 }  # fmt: skip
+TRAINED = {"trainable": list[str], "lora_rank": int, "lora_layers": list[str], "lora_alpha": float}
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "problem": {"neural": NEURAL, "logistic": {"regularizer": float, "positive": list[int]}, "quadratic": QUADRATIC},
     "data": {
@@ -271,7 +272,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         for name, build in PARTITIONS.items()
     },
     "features": {"own.py:extract": {"size": int}},
-    "model": {name: {"trainable": list[str]} | hints(build, 2) for name, build in (MODELS | TOKEN_MODELS).items()},
+    "model": {name: TRAINED | hints(build, 2) for name, build in (MODELS | TOKEN_MODELS).items()},
     "local": {name: hints(build) for name, build in LOCALS.items()},
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},

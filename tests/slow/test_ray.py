@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command import sets
@@ -140,6 +141,31 @@ def test_the_same_bits_on_every_problem(same_workers, problem):
     for participation in (fn.poisson(0.4), fn.poisson(0.4, "sleep")):
         asked = (problem, fn.fed_normec(fn.ig(0.3, batch_size=2)), participation)
         assert same(history(*asked), history(*asked, on=Ray(workers=3)))
+
+
+def test_the_same_bits_with_adapters(same_workers):
+    import ray
+
+    pytest.importorskip("peft", reason="LoRA needs the package peft")
+    transformers = pytest.importorskip("transformers", reason="it is tried on a model of transformers")
+    config = transformers.GPT2Config(
+        vocab_size=9, n_positions=5, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, return_dict=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    body, rng = transformers.GPT2Model(config), np.random.default_rng(0)
+    module = fn.lora(torch.nn.Sequential(body, Last(), torch.nn.Linear(8, 3)), 2, ["c_attn", "2"])
+    clients = [(rng.integers(0, 9, (4, 5)), rng.integers(0, 3, 4)) for _ in range(7)]
+    ray.cloudpickle.register_pickle_by_value(sys.modules[Last.__module__])
+    asked = (fn.NeuralProblem(module, clients, tile=2), fn.fed_normec(SGD), fn.poisson(0.5))
+    assert same(history(*asked), history(*asked, on=Ray(workers=2)))
+
+
+class Last(torch.nn.Module):
+    """The last token's features, of what a model of transformers returns."""
+
+    def forward(self, outputs: Any) -> torch.Tensor:
+        return outputs[0][:, -1]
 
 
 class Undivided:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from fednormec.config.own import SECONDS, Loading, check_digests, is_own, requir
 from fednormec.config.schema import Call, Config, Section, check, choose
 from fednormec.config.settings import (
     DEFAULT_NAMES,
+    MODEL_SETTINGS,
     PYTHON,
     SECTIONS,
     GivenConstants,
@@ -42,6 +42,7 @@ from fednormec.data.sources import Shapes
 from fednormec.engine.planning import evaluation_interval
 from fednormec.errors import UserError, known, require_room
 from fednormec.privacy.mechanism import Privacy
+from fednormec.problems.adapters import add_adapters
 from fednormec.problems.logistic import Logistic
 from fednormec.problems.losses import loss_named
 from fednormec.problems.models import MODELS, TOKEN_MODELS, reset
@@ -313,14 +314,13 @@ def model_of(
     """
     if shapes.kind.targets == "classes" and shapes.outputs < 2:
         raise UserError(f"there must be at least 2 classes, got {shapes.outputs}: check the labels of the data.")
-    for_all = [field.name for field in fields(ModelSettings)]
     given = config.get("model", {})
-    of_all = check("[model]", {key: value for key, value in given.items() if key in for_all}, ModelSettings)
-    settings = {key: value for key, value in given.items() if key not in for_all}
-    model = _built(settings, resolved, shapes, seed, dtype, load)
-    if of_all["trainable"] is not None:
-        _freeze_but(model, of_all["trainable"])
-        resolved["model"] |= of_all
+    of_all = check("[model]", {key: value for key, value in given.items() if key in MODEL_SETTINGS}, ModelSettings)
+    asked = ModelSettings(**of_all)
+    own = {key: value for key, value in given.items() if key not in MODEL_SETTINGS}
+    model = _built(own, resolved, shapes, seed, dtype, load)
+    _choose_trained(model, asked, seed)
+    resolved["model"] |= {key: value for key, value in of_all.items() if value is not None}
     return model
 
 
@@ -331,7 +331,7 @@ def _built(
         name = settings["name"]
         code = load(name, "model.name")
         own = {key: value for key, value in settings.items() if key != "name"}
-        arguments = check(f"[model] {name}", own, code.function, given=2, beside=("name",))
+        arguments = check(f"[model] {name}", own, code.function, given=2, beside=("name", *MODEL_SETTINGS))
         resolved["model"] = {"name": name, **arguments}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "init").integers(2**63)))
@@ -348,6 +348,18 @@ def _built(
         model: nn.Module = build(shapes.inputs, shapes.outputs)
     reset(model, generator(seed, "init"))
     return model
+
+
+def _choose_trained(model: nn.Module, settings: ModelSettings, seed: int) -> None:
+    """Freezes what is not to be trained, and adds the adapters that are."""
+    rank, layers, alpha = settings.lora_rank, settings.lora_layers, settings.lora_alpha
+    if settings.trainable is not None or rank is not None:
+        _freeze_but(model, settings.trainable or ())
+    if rank is not None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        add_adapters(model, rank, layers, alpha, seed)
+        for parameter in trained:
+            parameter.requires_grad_()
 
 
 def _freeze_but(model: nn.Module, trainable: Sequence[str]) -> None:

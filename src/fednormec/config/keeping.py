@@ -7,8 +7,8 @@ from fednormec.config.constructors import CONSTRUCTORS
 from fednormec.config.datasets import OF_CLIENTS
 from fednormec.config.forms import TABLE, form_of
 from fednormec.config.own import is_own
-from fednormec.config.settings import DATA_SETTINGS, DEFAULT_NAMES, DataSettings
-from fednormec.config.signatures import Parameter, fits, in_words
+from fednormec.config.settings import DATA_SETTINGS, DEFAULT_NAMES, DataSettings, ModelSettings
+from fednormec.config.signatures import Parameter, fits, in_words, parameters
 from fednormec.data.contents import Contents, contents
 from fednormec.data.names import BUILT_IN, built_in_name
 from fednormec.data.pictures import names_clients
@@ -64,7 +64,9 @@ def _names(section: str, settings: Settings) -> set[str] | None:
 
 def _parameters(section: str, settings: Settings) -> dict[str, Parameter] | None:
     table, name = CONSTRUCTORS.get(section, {}), settings.get("name", DEFAULT_NAMES.get(section))
-    return table[name].parameters if isinstance(name, str) and name in table else None
+    if not (isinstance(name, str) and name in table):
+        return None
+    return table[name].parameters | (parameters(ModelSettings) if section == "model" else {})
 
 
 def _taken(section: str, old: Settings, given: Settings) -> Taken:

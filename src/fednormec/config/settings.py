@@ -70,10 +70,28 @@ class ModelSettings:
 
     Attributes:
         trainable: patterns of the names of parameters that are trained, such as "head.*"; the rest keeps its values and
-            is in no message. None: all are trained.
+            is in no message. None: all are trained, with LoRA the adapters alone.
+        lora_rank: rank of low-rank adapters (LoRA), which are then trained in place of the layers that they are added
+            to; they begin at nothing. Needs the package peft. None: no adapters.
+        lora_layers: names of the layers that get an adapter (linear layers, convolutions, embeddings), in full or from
+            any dot on: "query" is every layer of that name. None: all linear layers.
+        lora_alpha: scale of the adapters, times the rank. None: the rank, which makes the scale 1.
     """
 
     trainable: Sequence[str] | None = None
+    lora_rank: int | None = None
+    lora_layers: Sequence[str] | None = None
+    lora_alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lora_layers", "lora_alpha"):
+            if self.lora_rank is None and getattr(self, name) is not None:
+                raise UserError(f"[model] {name} is for LoRA, which begins with its rank: set lora_rank, or leave "
+                                f"{name} out.")  # fmt: skip
+        if self.lora_rank is not None:
+            at_least_one("[model] lora_rank", self.lora_rank)
+        if self.lora_alpha is not None:
+            positive("[model] lora_alpha", self.lora_alpha)
 
 
 @dataclass(frozen=True)
@@ -118,6 +136,7 @@ class RunSettings:
 
 
 DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
+MODEL_SETTINGS = tuple(field.name for field in fields(ModelSettings))
 DEALING = ("clients", "concentration", "shards_per_client")  # settings of partitions, beside those of [data]
 
 

@@ -133,6 +133,8 @@ class NeuralProblem:
         self._way = self._chosen(
             vectorize, worthwhile=together > 1 or not self._convolves, looped=self._convolves or mixes
         )
+        if self._way == "vmap":
+            _let_vmap_fall_back()
         self._tile = at_least_one("tile", tile if tile is not None else 1 if self._way == "loop" else together)
 
     @property
@@ -209,6 +211,8 @@ class NeuralProblem:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _own=threading.local())
+        if self._way == "vmap":
+            _let_vmap_fall_back()
 
     def evaluate(self, x: Tensor) -> Metrics:
         """Computes figures of the model x.
@@ -598,6 +602,15 @@ class NeuralProblem:
                 outputs = self._module(x)
             for name, metric in self._metrics.items():
                 measured(name, metric, outputs, y)
+
+
+def _let_vmap_fall_back() -> None:
+    """Keeps torch from saying that vmap has no rule for a function such as attention, and calls it client by client.
+
+    With all around it in one call, that is still faster than one client after another, or as fast. For the whole
+    process, since gradients are computed on threads, and the filters of warnings are not theirs.
+    """
+    warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented", UserWarning)
 
 
 def _reason(error: Exception) -> str:
