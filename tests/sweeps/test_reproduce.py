@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from fednormec.config.assemble import rules
 from fednormec.core.randomness import generator
 from fednormec.privacy.mechanism import plan
 from fednormec.problems.quadratic import random_quadratic
-from fednormec.sweeps import paper
+from fednormec.runs.progress import News
+from fednormec.runs.records import finished
+from fednormec.sweeps import paper, paper_claims
 from fednormec.sweeps.paper import (
     CLIENTS,
     COMPENSATED,
@@ -34,7 +37,7 @@ from fednormec.sweeps.paper import (
     scale,
 )
 from fednormec.sweeps.paper_claims import CLAIMS, Claim, Findings, Part, _c1, _c2, _c3, _c4, _c5, markdown, reproduce
-from fednormec.sweeps.paper_runs import Reproduction
+from fednormec.sweeps.paper_runs import Reproduction, read_records
 from fednormec.sweeps.pool import Cell, Outcome
 
 Curve = Callable[[Point, int], list[float]]
@@ -255,7 +258,8 @@ def on_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tmp_path: Path, on_digits: None) -> None:
     told: list[int] = []
-    assert 0 < hours(["figure4"], TINY, tmp_path, 2) < 1
+    asked = cells(["figure4"], TINY)
+    assert 0 < hours(asked, tmp_path, 2) < 1
     found = reproduce(["figure4"], TINY, tmp_path, 2, lambda news: None)
     assert [claim.name for claim in found.claims] == ["C5"]
     said = json.loads((tmp_path / "claims.json").read_text())
@@ -263,15 +267,20 @@ def test_figures_and_claims_from_real_runs_and_nothing_runs_twice(here: None, tm
     assert said["true_epsilon"] == list(found.true_epsilons) and min(said["true_epsilon"]) > 1000
     for name in ("figure4.png", "figure4.pdf", "claims.md", "claims.json"):
         assert (tmp_path / name).stat().st_size > 200
-    kept = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    head, *kept = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert head == {"label": "NOT PRIVATE", "reading": TINY.reading()}
     assert len(kept) == 18 and {run["true_epsilon"] for run in kept} == set(found.true_epsilons)
     assert [at for at, _ in kept[0]["test_accuracy"]][-1] == TINY.rounds, "counted in rounds, not in exchanges"
     assert not (tmp_path / "figure1.png").exists()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
     assert len(before) == 9 * 2
-    assert hours(["figure4"], TINY, tmp_path, 2) == 0
+    assert hours(asked, tmp_path, 2) == 0
     reproduce(["figure4"], TINY, tmp_path, 2, lambda news: told.append(news.cells_ended))
     assert told == [18]
+    past = read_records(tmp_path / "records.jsonl", TINY)
+    again = reproduce(["figure4"], TINY, tmp_path / "elsewhere", 2, lambda news: None, past)
+    assert not (tmp_path / "elsewhere" / "cells").exists() and again.text() == found.text()
+    assert (tmp_path / "elsewhere" / "records.jsonl").read_text() == (tmp_path / "records.jsonl").read_text()
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*/summary.json")}
 
 
@@ -282,6 +291,50 @@ def test_every_figure_is_drawn(tmp_path: Path, name: str) -> None:
 
     draw(name, from_curves(tmp_path, as_in_the_paper), tmp_path)
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_records_say_what_the_runs_do(tmp_path: Path) -> None:
+    done, path = from_curves(tmp_path, as_in_the_paper), tmp_path / "records.jsonl"
+    done.write(path)
+    past = read_records(path, done.scale)
+    assert len(past) == 90
+    again = Reproduction(done.scale, past=past)
+    for check in CLAIMS:
+        one, other = check(done), check(again)
+        assert one.verdict == other.verdict
+        for a, b in zip(one.parts, other.parts, strict=True):
+            assert a.margins == pytest.approx(b.margins, abs=2e-4)
+    assert again.true_epsilons() == done.true_epsilons()
+    assert {run.protection for run in past.values()} == {"NOT PRIVATE"}
+
+
+def test_records_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    done, path = from_curves(tmp_path, as_in_the_paper, (1,)), tmp_path / "records.jsonl"
+    done.write(path)
+    with pytest.raises(fn.UserError, match="has runs with rounds = 300, and asked for is 2"):
+        read_records(path, done.scale._replace(rounds=2))
+    with pytest.raises(fn.UserError, match="there is no file"):
+        read_records(tmp_path / "none.jsonl", done.scale)
+    whole = path.read_text()
+    for damaged in ("", "{}", "[1]\n", whole[:-20], whole.split("\n", 1)[1], whole.replace('"beta"', '"bta"')):
+        path.write_text(damaged)
+        with pytest.raises(fn.UserError, match=r"records.jsonl holds no records of fednormec reproduce"):
+            read_records(path, done.scale)
+
+
+def test_a_stopped_reproduction_has_records_of_what_ended(
+    here: None, tmp_path: Path, on_digits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_after_three(asked: list[Cell], folder: Path, workers: int, tell: Callable[[Any], None]) -> None:
+        for n, cell in enumerate(asked[:3], 1):
+            path = made(folder / "cells" / cell.name, [0.1, 0.2], epsilon=3e4, label=True, run={"seed": 1})
+            tell(News(n, 9, Outcome(cell, path, finished(path), None), n))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paper_claims, "run_all", stopped_after_three)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["figure4"], TINY._replace(seeds=(1,)), tmp_path, 1, lambda news: None)
+    assert len(read_records(tmp_path / "records.jsonl", TINY)) == 3
 
 
 def test_a_run_that_failed_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ HELP = """Run the paper's experiments and check its claims. Its figures are draw
 FIGURE is figure1, figure2, figure3, figure4 or all. --scale paper is ResNet20 on all of CIFAR-10 with seed 42: hours
 or days on a CPU, and the command says how many before it starts. --scale small is a test of it all in under fifteen
 minutes on two cores: a small convolutional net, 2,000 images, three seeds. The same command goes on where it was
-stopped.
+stopped, and --records takes the runs that another machine has done.
 
 The paper does not say what a round holds. --local-work has five readings: minibatch (one gradient on 32 examples),
 epoch (a round is a pass, with an exchange for every mini-batch), gradient (over all local data), pass (one pass, steps
@@ -29,6 +29,7 @@ Examples:
   fednormec reproduce figure1 --local-work minibatch
   fednormec reproduce all --local-work epoch --model conv
   fednormec reproduce all --local-work epoch --model conv --examples 10800 --seed 42 --seed 43 --out reproduction/fifth
+  fednormec reproduce all --local-work epoch --model conv --records docs/reproduction/epoch-conv/records.jsonl
   fednormec reproduce all --local-work epoch --device cuda --workers 1
 """
 
@@ -52,6 +53,9 @@ def reproduce(
         int | None, typer.Option(help="How many images to train on.", show_default="54000, small: 2000")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds.", show_default="300")] = None,
+    records: Annotated[
+        str | None, typer.Option(help="A records.jsonl of the same options: its runs are not run again.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -59,6 +63,7 @@ def reproduce(
     from fednormec.files import to_json
     from fednormec.runs.progress import tallied
     from fednormec.sweeps import paper, paper_claims
+    from fednormec.sweeps.paper_runs import read_records
     from fednormec.sweeps.ranking import line
 
     known("figure", figure, [*paper.FIGURES, "all"])
@@ -66,13 +71,15 @@ def reproduce(
     figures = list(paper.FIGURES) if figure == "all" else [figure]
     name = f"{chosen.name}-{chosen.local_work}-{chosen.model}"
     folder = Path("reproduction") / name if out is None else Path(out)
-    asked, at_once = len(paper.cells(figures, chosen)), crew(workers)
-    estimated = paper.hours(figures, chosen, folder, at_once)
+    past = {} if records is None else read_records(Path(records), chosen)
+    asked = [cell for cell in paper.cells(figures, chosen) if paper.point_of(cell) not in past]
+    at_once = crew(workers)
+    estimated = paper.hours(asked, folder, at_once)
     if not quiet:
-        note(f"{asked} runs of {chosen.rounds * chosen.exchanges:,} exchanges, about {_time(estimated)} for those that "
-             f"are missing. Stop it whenever you like: the same command goes on.")  # fmt: skip
-    with tallied(asked, line, quiet) as tell:
-        found = paper_claims.reproduce(figures, chosen, folder, at_once, tell)
+        note(f"{len(asked)} runs of {chosen.rounds * chosen.exchanges:,} exchanges, about {_time(estimated)} for those "
+             "that are missing. Stop it whenever you like: the same command goes on.")  # fmt: skip
+    with tallied(len(asked), line, quiet) as tell:
+        found = paper_claims.reproduce(figures, chosen, folder, at_once, tell, past)
     print(to_json(found.facts()) if as_json else visible_lines(found.text()))
     if not as_json:
         print(visible(f"figures and claims.md are in {folder}"))

@@ -19,7 +19,7 @@ from fednormec.engine.threads import Threads
 from fednormec.errors import UserError, at_least_one, known
 from fednormec.privacy.calibrate import paper_noise_std
 from fednormec.privacy.mechanism import MOST
-from fednormec.sweeps.pool import Cell, ended, with_own_noise
+from fednormec.sweeps.pool import Cell, earlier, with_own_noise
 
 WORK = {
     "epoch": "a round is a pass, an exchange for each of its {passes} mini-batches of {batch}, steps of length γ each",
@@ -149,6 +149,12 @@ class Scale(NamedTuple):
         """Returns scale and reading as data."""
         return {**self._asdict(), "exchanges": self.exchanges, "work": self.work}
 
+    def reading(self) -> dict[str, Any]:
+        """Returns what two runs of one point and seed must have alike to be the same."""
+        alike = ("model", "examples", "tests", "rounds", "local_work", "noise")
+        steps = {"local_steps": self.local_steps} if self.local_work == "steps" else {}
+        return {name: getattr(self, name) for name in alike} | steps
+
 
 def grid(method: str, ps: Iterable[float], betas: Iterable[float] = BETAS) -> list[Point]:
     return [Point(method, p, beta, gamma) for p, beta, gamma in itertools.product(ps, betas, GAMMAS)]
@@ -215,14 +221,20 @@ def cells(figures: Iterable[str], scale: Scale) -> list[Cell]:
     return [_cell(point, seed, scale) for point in points for seed in scale.seeds]
 
 
-def hours(figures: Iterable[str], scale: Scale, folder: Path, workers: int) -> float:
+def point_of(cell: Cell) -> tuple[Point, int]:
+    """Returns the point of the grid, and the seed, that a cell is a run of."""
+    *point, seed = cell.settings.values()
+    return Point(*point), seed
+
+
+def hours(asked: Sequence[Cell], folder: Path, workers: int) -> float:
     """Estimates how long the runs that are missing will take, from some exchanges and an evaluation here and now.
 
     Raises UserError for what is missing, once and not for every run.
     """
     import torch
 
-    missing = [cell for cell in cells(figures, scale) if not ended(cell, folder)]
+    missing = [cell for cell in asked if earlier(cell, folder) is None]
     if not missing:
         return 0.0
     problem, algorithm, participation, privacy, run, *_ = assemble(missing[0].config)

@@ -10,11 +10,14 @@ import numpy as np
 
 from fednormec.files import to_json
 from fednormec.privacy.labels import NOT_PRIVATE, up
+from fednormec.results.reading import Run
 from fednormec.runs.progress import News
-from fednormec.sweeps.paper import BETAS, COMPENSATED, GAMMAS, NOISES, PLAIN, Point, Scale, cells, grid
+from fednormec.sweeps.paper import BETAS, COMPENSATED, GAMMAS, NOISES, PLAIN, Point, Scale, cells, grid, point_of
 from fednormec.sweeps.paper_figures import draw
 from fednormec.sweeps.paper_runs import Reproduction
-from fednormec.sweeps.pool import Outcome, run_all
+from fednormec.sweeps.pool import Outcome, earlier, run_all
+
+RECORDS = "records.jsonl"
 
 
 class Part(NamedTuple):
@@ -53,17 +56,39 @@ class Claim(NamedTuple):
 
 
 def reproduce(
-    figures: Sequence[str], scale: Scale, folder: Path, workers: int, tell: Callable[[News[Outcome]], None]
+    figures: Sequence[str],
+    scale: Scale,
+    folder: Path,
+    workers: int,
+    tell: Callable[[News[Outcome]], None],
+    past: Mapping[tuple[Point, int], Run] | None = None,
 ) -> "Findings":
-    """Runs what is missing, draws the figures and checks the claims they carry: all in the folder."""
-    asked = cells(figures, scale)
-    done = Reproduction(scale, run_all(asked, folder, workers, tell))
+    """Runs what is missing, draws the figures and checks the claims they carry: all in the folder.
+
+    Args:
+        figures: keys of FIGURES.
+        scale: the scale.
+        folder: where runs, figures and findings are stored.
+        workers: number of runs at once.
+        tell: called with news of the runs.
+        past: runs of an earlier reproduction, which are not run again.
+    """
+    asked = [cell for cell in cells(figures, scale) if point_of(cell) not in (past or {})]
+    done = Reproduction(scale, [end for cell in asked if (end := earlier(cell, folder)) is not None], past)
+
+    def told(news: News[Outcome]) -> None:
+        if news.ended is not None and news.ended.summary is not None:  # what has ended is kept if it is stopped now
+            done.add(news.ended)
+            done.write(folder / RECORDS)
+        tell(news)
+
+    for outcome in run_all(asked, folder, workers, told):
+        done.add(outcome)
     for figure in figures:
         draw(figure, done, folder)
     claims = [check(done) for check, figure in CLAIMS.items() if figure in figures]
     (folder / "claims.md").write_text(markdown(claims, done), encoding="utf-8")
-    lines = "".join(to_json(line) + "\n" for line in done.records())
-    (folder / "records.jsonl").write_text(lines, encoding="utf-8")
+    done.write(folder / RECORDS)
     found = Findings(claims, done.true_epsilons(), done.scale)
     (folder / "claims.json").write_text(to_json(found.facts(), indent=2) + "\n", encoding="utf-8")
     return found

@@ -93,7 +93,7 @@ def run_all(
     """
     require_names(cells)
     with _locked(folder):
-        ended = {cell.name: _earlier(cell, folder) for cell in cells}
+        ended = {cell.name: earlier(cell, folder) for cell in cells}
         waiting = [cell for cell in cells if ended[cell.name] is None]
         board, again = _Board(cells, ended, tell), "command" if run is None else "call"
         for cell in waiting:
@@ -116,11 +116,6 @@ def require_names(cells: Sequence[Cell]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"two cells are called '{twice}': every cell must differ from the others.")
-
-
-def ended(cell: Cell, folder: Path) -> bool:
-    """Returns whether an earlier command has seen the cell's end; raises UserError if that had other settings."""
-    return _earlier(cell, folder) is not None
 
 
 def interrupted(folder: Path) -> list[Path]:
@@ -319,7 +314,7 @@ def _beside(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _earlier(cell: Cell, folder: Path) -> Outcome | None:
+def earlier(cell: Cell, folder: Path) -> Outcome | None:
     """Returns the cell's end, if an earlier command has seen it; raises UserError if that had other settings."""
     path = _path(folder, cell)
     asked, wanted = _beside(path, "toml"), dump(cell.config)
