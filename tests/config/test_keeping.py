@@ -101,7 +101,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if get_origin(kind) is Literal:
         return st.sampled_from(get_args(kind))
     simple = {int: st.integers(1, 9), float: st.floats(0.1, 9), bool: st.booleans(), str: st.just("group")}
-    return simple[kind] if kind in simple else st.lists(st.integers(1, 9), min_size=1, max_size=3)
+    inner = str if str in get_args(kind) else int  # of a sequence
+    return simple[kind] if kind in simple else st.lists(simple[inner], min_size=1, max_size=3)
 
 
 def without_use(section: str, table: Named, chosen: dict[str, Any]) -> set[str]:
