@@ -450,15 +450,18 @@ def test_texts_say_all_about_inputs(here: Path, given_: dict[str, Any]) -> None:
         for_server(config | {"federation": config["federation"] | given_}, here)
 
 
-def test_a_folder_for_a_federation_of_texts(fednormec_: Command, here: Path) -> None:
+@pytest.mark.parametrize("said_by", ["config", "option"])
+def test_a_folder_for_a_federation_of_texts(fednormec_: Command, here: Path, said_by: str) -> None:
     reviews("public.csv", 20)
     reviews("north.csv", 30)
     table = {key: TABLE[key] for key in ("label", "labels", "features")}
+    table |= {"inputs": "texts"} if said_by == "config" else {}
+    option = ["--texts"] if said_by == "option" else []
     config = asked(data=table, federation={"test": "public.csv"})
     Path("reviews.toml").write_text(dump(config))
-    said = fednormec_("federation", "init", "wrong", "reviews.toml", "--texts", "--inputs", "64")
+    said = fednormec_("federation", "init", "wrong", "reviews.toml", *option, "--inputs", "64")
     assert said.code == 2 and "leave --inputs out" in sentence(said.err) and not Path("wrong").exists()
-    assert fednormec_("federation", "init", "fed", "reviews.toml", "--clients", "north,south", "--texts").code == 0
+    assert fednormec_("federation", "init", "fed", "reviews.toml", "--clients", "north,south", *option).code == 0
     folder = Path("fed/clients/north")
     agreed = read_federation(folder)
     assert agreed["federation"]["texts"] is True and agreed["federation"]["inputs"] == []

@@ -54,7 +54,7 @@ Examples:
   fednormec federation init fed --clients north,south,east --inputs 1,28,28 --classes 10 --address fl.example.org:9443
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
   fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
-  fednormec federation init fed reviews.toml --clients 5 --texts          with [features]: each client's own texts
+  fednormec federation init fed reviews.toml --clients 5                  with data.inputs = "texts"
 
 With report = true in its [federation], clients hold out a share of their examples (held_out) and tell the server how
 good the model is on them: not private.
@@ -76,19 +76,22 @@ def init(
         int | None, typer.Option(help="How many classes there are.", show_default="by CONFIG, or 10")
     ] = None,
     targets: Annotated[str, typer.Option(help="The shape of a target; empty for one class or value.")] = "",
-    tokens: Annotated[bool, typer.Option("--tokens", help="Inputs are whole numbers that name words.")] = False,
-    texts: Annotated[bool, typer.Option("--texts", help="Inputs are texts; [features] in CONFIG is for them.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help='As data.inputs = "tokens" in CONFIG.')] = False,
+    texts: Annotated[bool, typer.Option("--texts", help='As data.inputs = "texts" in CONFIG.')] = False,
     address: Annotated[str, typer.Option(help="Where clients find the server.")] = "localhost:9443",
 ) -> None:
     require_flower()
+    from fednormec.config.schema import read
     from fednormec.federation.provision import CLIENTS, make
 
     names = [f"client-{i + 1}" for i in range(int(clients))] if clients.isdecimal() else clients.split(",")
+    begun = None if config is None else Path(config)
+    kind = None if begun is None else read(begun).get("data", {}).get("inputs")
+    texts, tokens = texts or kind == "texts", tokens or kind == "tokens"
     if texts and inputs is not None:
-        raise UserError("--texts says all about inputs: leave --inputs out.")
+        raise UserError("inputs that are texts have no shape: leave --inputs out.")
     shape = [] if texts else _shape("--inputs", "64" if inputs is None else inputs)
     target = _shape("--targets", targets) if targets else []
-    begun = None if config is None else Path(config)
     made = make(Path(folder), names, shape, classes, address, begun, target, tokens, texts)
     print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:

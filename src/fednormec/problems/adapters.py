@@ -114,6 +114,6 @@ def _require_adaptable(module: nn.Module, name: str) -> None:
 
 def _conv1d() -> Any:
     """Returns the type of the linear layers of GPT-2 and its like."""
-    from transformers.pytorch_utils import Conv1D
+    from transformers import Conv1D
 
     return Conv1D
