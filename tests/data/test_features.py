@@ -208,6 +208,12 @@ def test_efficientnet_needs_packages_or_works(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2, 3, 8, 8)).astype(np.float32)
     found = with_features(from_arrays([(x, [0, 1])]), efficientnet_lite0(size=32), tmp_path).clients[0].x
     assert found.shape == (2, 1280) and np.abs(found[0] - found[1]).max() > 0.01
+    extract = efficientnet_lite0(size=32).open()
+    for rows in (1, 2, 5, TOGETHER):
+        some = np.concatenate([x, np.random.default_rng(1).random((TOGETHER, 3, 8, 8))]).astype(np.float32)[
+            1 : 1 + rows
+        ]
+        assert np.array_equal(extract(some)[0], found[1]), "whatever it is computed beside"
     bytes_ = with_features(from_arrays([(255 * x, [0, 1])]), efficientnet_lite0(32, high=255.0), tmp_path)
     assert np.allclose(bytes_.clients[0].x, found, atol=1e-4)
     with pytest.raises(UserError, match="takes images"):

@@ -52,6 +52,8 @@ class Extractor(NamedTuple):
 def efficientnet_lite0(size: int = 64, low: float = 0.0, high: float = 1.0) -> Extractor:
     """EfficientNet-Lite0, trained on ImageNet (1.3 million labelled photographs): 1,280 features of an image.
 
+    The features of an image do not depend on the images beside it, to the bit.
+
     Args:
         size: pixels to a side that an image is resized to; 224 is what the net was trained with. The time grows with
             the area.
@@ -272,10 +274,11 @@ def _lite0(size: int, low: float, high: float) -> Extract:
         if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
             raise UserError("efficientnet_lite0 takes images of shape (1 or 3, height, width), not "
                             f"{inputs.shape[1:]}: leave [features] out.")  # fmt: skip
-        x = torch.as_tensor(inputs, dtype=torch.float32).expand(-1, 3, -1, -1)
+        padding = np.repeat(inputs[-1:], max(0, TOGETHER - len(inputs)), axis=0)  # in a small batch other bits come out
+        x = torch.as_tensor(np.concatenate([inputs, padding]), dtype=torch.float32).expand(-1, 3, -1, -1)
         x = ((x - low) / (high - low) * 255 - 127) / 128  # what the net was trained on
         x = interpolate(x, (size, size), mode="bicubic", align_corners=False)
         found: torch.Tensor = net.extract_features(x).mean(dim=(2, 3))
-        return found
+        return found[: len(inputs)]
 
     return extract
