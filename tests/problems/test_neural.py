@@ -12,6 +12,7 @@ from networks import EQUAL, MODELS, UNEQUAL, clients, one_client_gradient
 from torch import nn
 
 import fednormec as fn
+from fednormec.config.assemble import assemble
 from fednormec.core.local import Moment
 from fednormec.core.vectors import layout_of
 from fednormec.problems import neural
@@ -67,6 +68,30 @@ def test_the_way_is_chosen_by_the_model_and_the_sizes(monkeypatch):
         assert few == "layers"
         assert many == ("layers" if name in ("linear", "mlp") else "loop")
     assert fn.NeuralProblem(MODELS["small_cnn"](), clients(EQUAL), vectorize="vmap").way == "vmap"
+
+
+@pytest.mark.long
+def test_the_way_is_chosen_by_the_batches_that_are_trained_on(monkeypatch):
+    """Mini-batches of large clients in layers; all that such a client has, one client after another."""
+    monkeypatch.setattr(neural, "ACTIVATIONS_TOGETHER", 1)
+    monkeypatch.setattr(neural, "EXAMPLES_TOGETHER", 60)
+    module, data = MODELS["small_cnn"](), clients([65] * 4)
+    whole = fn.NeuralProblem(module, data, dtype=torch.float64)
+    small = fn.NeuralProblem(module, data, dtype=torch.float64, batch_size=8)
+    assert (whole.way, whole.tile) == ("loop", 1) and (small.way, small.tile) == ("layers", 4)
+    x, ids = small.init(np.random.default_rng(0)), np.arange(4)
+    alone = []
+    monkeypatch.setattr(small, "_grad_one_by_one", lambda *given: alone.append(1) or whole._grad_one_by_one(*given))
+    batch = np.stack([np.random.default_rng(i).permutation(65)[:8] for i in range(4)])
+    assert torch.allclose(small.grad(x, ids, batch), whole.grad(x, ids, batch), rtol=1e-9, atol=1e-11)
+    assert not alone
+    assert torch.equal(small.grad(x, ids), whole.grad(x, ids)) and alone == [1]
+    asked = {
+        "data": {"clients": 4}, "model": {"name": "small_cnn"}, "local": {"name": "sgd", "step": 0.1, "batch_size": 8},
+        "method": {"name": "fed_avg"},
+    }  # fmt: skip
+    assert assemble(asked).problem.way == "layers"
+    assert assemble(asked | {"local": {"name": "gd", "step": 0.1}}).problem.way == "loop"
 
 
 @pytest.mark.long

@@ -294,6 +294,7 @@ def problems(
                 model, all_data.clients, all_data.test, losses, metrics=named, vectorize=vectorize, dtype=dtype,
                 device=device, tile=tile, held_out=all_data.held_out, statistics=statistics,
                 loss_examples=loss_examples, per_client=per_client, owners=all_data.owners,
+                batch_size=resolved.get("local", {}).get("batch_size"),
             )  # fmt: skip
 
     return {"neural": neural, "logistic": logistic, "quadratic": quadratic}

@@ -65,6 +65,8 @@ class NeuralProblem:
             each one's own examples: that is not private, and takes about as long again.
         owners: number of the client that each example of the test pair was held out of, for `per_client` to look at
             these instead; None: they are nobody's.
+        batch_size: number of examples that a gradient of the training will take of a client, by which `vectorize` and
+            `tile` are chosen; None: all that it has.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class NeuralProblem:
         loss_examples: int | None = None,
         per_client: bool = False,
         owners: Sequence[int] | np.ndarray | None = None,
+        batch_size: int | None = None,
     ) -> None:
         one_of("vectorize", vectorize, ("auto", "layers", "vmap", "loop"))
         one_of("statistics", statistics, ("batch", "training"))
@@ -128,7 +131,9 @@ class NeuralProblem:
         # padding would enter the statistics, the mean, or what else the examples of a batch share
         self._needs_whole_batches = mixes or not self._loss_of_each or not self._keeps_apart
         self._together = self._examples_together() if self._convolves else 1024
-        most = max(1, self._together * len(pairs) // int(self._sizes.sum())) if self._convolves else 128
+        taken = self._sizes if batch_size is None else np.minimum(self._sizes, at_least_one("batch_size", batch_size))
+        most = max(1, self._together * len(pairs) // int(taken.sum())) if self._convolves else 128
+        self._split_large = self._convolves and vectorize == "auto"
         together = tile_size(len(pairs), self.dim, most)
         self._way = self._chosen(
             vectorize, worthwhile=together > 1 or not self._convolves, looped=self._convolves or mixes
@@ -181,7 +186,8 @@ class NeuralProblem:
         waste = 0.0 if mask is None else 1 - mask.mean()
         wasteful = padded and (self._needs_whole_batches or (self._convolves and waste > MOST_PADDING))
         own, width = (sizes, int(sizes[0])) if mask is None else (mask.sum(axis=1), mask.shape[1])
-        if self._way == "loop" or wasteful or not self._may_share(own, width, padded):
+        large = self._split_large and width > self._together  # a tile would take so much memory for each client
+        if self._way == "loop" or wasteful or large or not self._may_share(own, width, padded):
             return self._grad_one_by_one(x, ids, index, mask)
         with stage("data"):
             inputs, targets = self._batch(ids, index)
