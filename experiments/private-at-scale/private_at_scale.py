@@ -2,15 +2,16 @@
 does so best, at what ε, and what it costs in messages and gradients, is measured here and not assumed.
 
 Fashion-MNIST, 2,000 clients (iid and Dirichlet 0.3), ε in {1, 2, 4, 8} at δ = 1e-5, a trusted aggregator; CIFAR-10 with
-5,000 clients at ε = 8. Every method is tuned at ε = 8 over the same grid with a seed of its own, and what was found is
-used at every ε with three other seeds.
+5,000 clients at ε = 8; and linear heads on public features of both, at ε in {1, 8}. Every method is tuned at ε = 8 over
+the same grid with a seed of its own, and what was found is used at every ε with three other seeds.
 
-Run it: python experiments/private-at-scale/private_at_scale.py            (under two hours on two cores; goes on where
+Run it from the root of the project, where it finds head.py and gradients.py:
+        python experiments/private-at-scale/private_at_scale.py            (over two hours on two cores; goes on where
                                                                             it was stopped)
         python experiments/private-at-scale/private_at_scale.py --quick    (a minute; digits, few clients)
-Runs go to --runs (default: runs/private-at-scale); TASK.json of each federation, and results.md and accuracy.png of all
-there are, to --out (default: beside this file).
-Needs: fednormec data fetch fashion_mnist; fednormec data fetch cifar10
+Runs go to --runs (default: runs/private-at-scale); TASK.json of each federation, and results.md, accuracy.png and
+features.png of all there are, to --out (default: beside this file).
+Needs: fednormec data fetch fashion_mnist; fednormec data fetch cifar10; pip install 'fednormec[vision]'
 """
 
 import argparse
@@ -72,6 +73,10 @@ class Task(NamedTuple):
     methods: tuple[Method, ...]
     epsilons: tuple[float, ...]
     target: float
+    features: dict[str, Any] | None = None
+    local_step: float = 1.0
+    bounds: tuple[float, ...] = BOUNDS
+    steps: tuple[float, ...] = STEPS
 
 
 def _normec(beta: float, step: float) -> dict[str, Any]:
@@ -118,6 +123,9 @@ SEVERAL = tuple(SAMPLED[i]._replace(local_steps=5) for i in (1, 3, 6))  # Fed-α
 FEW = (SAMPLED[1], SAMPLED[2], SAMPLED[3])  # for CIFAR-10
 
 FASHION, EPSILONS = "fashion_mnist", (1.0, 2.0, 4.0, 8.0)
+HEAD = {"name": "experiments/private-at-scale/head.py:build"}
+IMAGENET = {"name": "efficientnet_lite0", "size": 128}
+GRADIENTS = {"name": "experiments/private-at-scale/gradients.py:extract", "bins": 6}
 TASKS = (
     Task("fashion-iid", {"source": FASHION, "partition": "iid", "clients": 2000}, {"name": "mlp", "hidden": [16]},
          50, WHOLE + SAMPLED + SEVERAL, EPSILONS, 0.7),
@@ -127,10 +135,16 @@ TASKS = (
          100, FEW, (8.0,), 0.3),
     Task("cifar10-cnn", {"source": "cifar10", "partition": "iid", "clients": 5000},
          {"name": "small_cnn", "channels": [8, 16], "norm": "none", "halving": "stride"}, 100, FEW, (8.0,), 0.3),
+    Task("cifar10-features-iid", {"source": "cifar10", "partition": "iid", "clients": 5000}, HEAD,
+         50, FEW, (1.0, 8.0), 0.8, IMAGENET, bounds=(0.3, 1.0), steps=(0.3, 1.0, 3.0)),
+    Task("cifar10-features-shards", {"source": "cifar10", "partition": "shards", "clients": 5000}, HEAD,
+         50, FEW, (1.0, 8.0), 0.8, IMAGENET, bounds=(0.3, 1.0), steps=(0.3, 1.0, 3.0)),
+    Task("fashion-gradients", {"source": FASHION, "partition": "iid", "clients": 2000}, HEAD,
+         100, SEVERAL, (1.0, 8.0), 0.8, GRADIENTS, local_step=5.0, bounds=(0.3, 1.0), steps=(1.0, 2.0, 6.0)),
 )  # fmt: skip
 QUICK = (
     Task("digits-iid", {"source": "digits", "partition": "iid", "clients": 200}, {"name": "linear"}, 6,
-         (WHOLE[0], SAMPLED[1], SAMPLED[3]), (4.0, 8.0), 0.3),
+         (WHOLE[0], SAMPLED[1], SAMPLED[3]), (4.0, 8.0), 0.3, bounds=BOUNDS[:2]),
 )  # fmt: skip
 
 
@@ -143,12 +157,13 @@ class Tuned(NamedTuple):
 class Study:
     """All runs of a task, in two rounds: the grid at the largest ε, then what it chose at every ε."""
 
-    def __init__(self, task: Task, runs: Path, workers: int, quiet: bool, bounds: Sequence[float]) -> None:
+    def __init__(self, task: Task, runs: Path, workers: int, quiet: bool) -> None:
         self.task, self._folder, self._workers, self._quiet = task, runs / task.name, workers, quiet
         top = max(task.epsilons)
         grid = {
-            (m.key, b, s): self._cell(m, b, s, top, TUNING_SEED) for m in task.methods for b in bounds for s in STEPS
-        }
+            (m.key, b, s): self._cell(m, b, s, top, TUNING_SEED)
+            for m in task.methods for b in task.bounds for s in task.steps
+        }  # fmt: skip
         found = self._run(list(grid.values()))
         self.tuned: dict[str, Tuned] = {}
         for m in task.methods:
@@ -214,9 +229,13 @@ class Study:
             "run": {"rounds": self.task.rounds, "seed": seed, "evaluate_every": max(1, self.task.rounds // 10)},
         }
         if m.takes_local:
-            config["local"] = {"name": "gd", "step": 1.0, **({"steps": m.local_steps} if m.local_steps > 1 else {})}
+            several = {"steps": m.local_steps} if m.local_steps > 1 else {}
+            config["local"] = {"name": "gd", "step": self.task.local_step, **several}
         if self.task.model["name"] == "small_cnn":
             config["problem"] = {"name": "neural", "vectorize": "vmap"}
+        if self.task.features is not None:
+            config["features"] = dict(self.task.features)
+            config["problem"] = {"name": "neural", "loss_examples": 2}  # the training loss is not looked at
         settings = {"method": m.key, "bound": bound, "step": step, "epsilon": epsilon, "seed": seed}
         name = f"{m.key}_bound={bound:g}_step={step:g}_eps={epsilon:g}_seed={seed}"
         return with_own_noise(Cell(name, settings, config))
@@ -274,9 +293,8 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
     shown = [study for study in studies if len({row["epsilon"] for row in study["rows"]}) > 1]
     if not shown:
         return
-    figure = new_figure(path, (6 * len(shown) + 3, 5))
+    figure, families = new_figure(path, (5 * len(shown) + 3, 5)), [NORMEC, CLIPPED, NORMALISED, CLIP21, SGD2M, SCAFFOLD]
     for axes, study in zip(np.atleast_1d(figure.subplots(1, len(shown), sharey=True)), shown, strict=True):
-        families = list(dict.fromkeys(row["method"].partition(", p")[0] for row in study["rows"]))
         for method in dict.fromkeys(row["method"] for row in study["rows"]):
             rows = [row for row in study["rows"] if row["method"] == method]
             place = families.index(method.partition(", p")[0])
@@ -292,7 +310,8 @@ def draw(studies: Sequence[dict[str, Any]], path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("test accuracy in %, mean and standard deviation of three seeds")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8, edgecolor="none")
+    named = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside right center", fontsize=8, edgecolor="none")
     save_figure(figure, path)
 
 
@@ -307,19 +326,20 @@ def main() -> None:
     asked = parser.parse_args()
     wanted = asked.task or [task.name for task in TASKS]
     tasks = QUICK if asked.quick else [task for task in TASKS if task.name in wanted]
-    bounds = BOUNDS[:2] if asked.quick else BOUNDS
     out = asked.out or (asked.runs if asked.quick else Path(__file__).parent)
     out.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         started = time.perf_counter()
-        facts = Study(task, asked.runs, asked.workers, asked.quiet, bounds).facts()
+        facts = Study(task, asked.runs, asked.workers, asked.quiet).facts()
         where = {key: value for key, value in environment().items() if key != "command"}
         content = {**facts, "seconds_of_the_last_command": round(time.perf_counter() - started), "environment": where}
         (out / f"{task.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     files = [out / f"{task.name}.json" for task in (QUICK if asked.quick else TASKS)]
     studies = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
     (out / "results.md").write_text(tables(studies), encoding="utf-8")
-    draw(studies, out / "accuracy.png")
+    featured = {task.name for task in TASKS if task.features is not None}
+    draw([study for study in studies if study["task"] not in featured], out / "accuracy.png")
+    draw([study for study in studies if study["task"] in featured], out / "features.png")
     print(tables(studies))
 
 
