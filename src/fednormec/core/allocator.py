@@ -2,8 +2,10 @@
 
 import ctypes
 import platform
+from functools import cache
 
 
+@cache
 def keep_freed_memory() -> None:
     """Tells glibc to reuse the large blocks that every tile, or batch, frees; no effect elsewhere.
 

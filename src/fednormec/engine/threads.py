@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from threading import Barrier
 from typing import Any, NamedTuple, TypeVar
@@ -122,7 +121,6 @@ def one_arithmetic_thread() -> Iterator[None]:
         torch.set_num_threads(own)
 
 
-@cache
 def compute_alone() -> None:
     """Makes this thread do its arithmetic on its own."""
     torch.get_num_threads()  # torch sets a thread up at its first call, with the default; only then ours will stay
