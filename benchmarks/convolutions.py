@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from turns import store
 
 from fednormec.core import kernels
-from fednormec.core.allocator import keep_freed_memory
+from fednormec.core.machine import keep_freed_memory
 from fednormec.core.vectors import flatten, layout_of
 from fednormec.problems import models
 from fednormec.problems.layers import Layered, for_convolutions

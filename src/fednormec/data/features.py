@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fednormec.core.allocator import keep_freed_memory
+from fednormec.core.machine import keep_freed_memory
 from fednormec.data.cache import cache_folder
 from fednormec.data.sentences import MOST_TOKENS, open_minilm
 from fednormec.data.sources import Examples, FederatedData, Inputs, Kind

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fednormec.core.machine import one_arithmetic_thread
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,22 +40,10 @@ def open_minilm(length: int) -> "Callable[[np.ndarray], Tensor]":
 
     @torch.no_grad()
     def extract(texts: np.ndarray) -> torch.Tensor:
-        with _one_thread():
+        with one_arithmetic_thread():
             return torch.stack([row(text) for text in texts])
 
     return extract
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    own = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(own)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from torch import Tensor
 from fednormec import __version__
 from fednormec.core import kernels
 from fednormec.core.algorithm import Server
-from fednormec.core.allocator import keep_freed_memory
 from fednormec.core.local import Moment
+from fednormec.core.machine import keep_freed_memory
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Divisible, Metrics, Problem
 from fednormec.core.stages import Stage, looking, profiled

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fednormec.core.algorithm import Algorithm, Server
 from fednormec.core.local import Moment
+from fednormec.core.machine import one_arithmetic_thread
 from fednormec.core.participation import Cohort, Participation, full
 from fednormec.core.problem import Metrics, Problem
 from fednormec.core.randomness import generator
@@ -18,7 +19,7 @@ from fednormec.engine.checking import require_keeps
 from fednormec.engine.clients import Clients, Job, Place
 from fednormec.engine.planning import planned
 from fednormec.engine.round import Resumed, Round, Saved
-from fednormec.engine.threads import Threads, one_arithmetic_thread
+from fednormec.engine.threads import Threads
 from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
 from fednormec.privacy.mechanism import Plan, Privacy
 

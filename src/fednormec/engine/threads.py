@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from fednormec.core.algorithm import Server
-from fednormec.core.allocator import keep_freed_memory
 from fednormec.core.local import Moment
+from fednormec.core.machine import keep_freed_memory, one_arithmetic_thread
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Problem
 from fednormec.engine.clients import Branch, Clients, Exchanged, Job, add, added, tile, tiles
@@ -105,20 +105,6 @@ class Threads(NamedTuple):
         memories, pool = Memories(job.memory_shape, job.x.dtype, job.x.device, self.memories_in), self.pool(job.problem)
         with pool.threads() as submit:
             yield _Here(job, pool, memories, submit)
-
-
-@contextmanager
-def one_arithmetic_thread() -> Iterator[None]:
-    """Sets torch to one arithmetic thread until the context ends.
-
-    While workers are busy, a caller's own parallel arithmetic would only wait for their cores, spinning.
-    """
-    own = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(own)
 
 
 def compute_alone() -> None:
