@@ -77,8 +77,8 @@ READINGS = [
     *(Reading(work, noise, place, net="batch") for work, noise, place in (
         ("minibatch", "std", "server"), ("minibatch", "std", "memory"), ("minibatch", "coordinate", "server"),
         ("steps", "std", "server"), ("epoch", "none", "server"), ("epoch", "std", "server"),
-        ("epoch", "std", "memory"), ("epoch", "variance", "server"), ("epoch", "all", "server"),
-        ("epoch", "pass", "server"),
+        ("epoch", "std", "memory"), ("epoch", "variance", "server"), ("epoch", "variance", "memory"),
+        ("epoch", "all", "server"), ("epoch", "pass", "server"),
     )),
 ]  # fmt: skip
 
