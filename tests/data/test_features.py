@@ -218,6 +218,6 @@ def test_efficientnet_needs_packages_or_works(tmp_path: Path) -> None:
     assert np.allclose(bytes_.clients[0].x, found, atol=1e-4)
     with pytest.raises(UserError, match="takes images"):
         with_features(from_arrays([(x[:, 0, 0], [0, 1])]), efficientnet_lite0(size=32), tmp_path)
-    for wrong in ({"size": 0}, {"low": 1.0, "high": 1.0}):
+    for wrong in ({"size": 0}, {"size": 1_000_000}, {"low": 1.0, "high": 1.0}):
         with pytest.raises(UserError, match=r"\[features\]"):
             efficientnet_lite0(**wrong)

@@ -308,6 +308,15 @@ def test_records_say_what_the_runs_do(tmp_path: Path) -> None:
     assert {run.protection for run in past.values()} == {"NOT PRIVATE"}
 
 
+def test_records_of_a_run_that_diverged_come_back(tmp_path: Path) -> None:
+    done = from_curves(tmp_path, lambda point, seed: [0.1, math.nan], (1,))
+    done.write(tmp_path / "records.jsonl")
+    past = read_records(tmp_path / "records.jsonl", done.scale)
+    for (point, seed), run in past.items():
+        (_, first), (_, last) = run.values("test_accuracy")
+        assert first == 0.1 and math.isnan(last) and run.best("test_accuracy") == done.highest(point, seed)
+
+
 def test_records_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     done, path = from_curves(tmp_path, as_in_the_paper, (1,)), tmp_path / "records.jsonl"
     done.write(path)

