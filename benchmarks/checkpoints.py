@@ -40,7 +40,7 @@ def measure(clients: int, dim: int, mapped: bool) -> dict[str, Any]:
         for rows in memories.blocks():
             rows.normal_()
         cohort = Cohort(np.arange(clients), np.ones(clients, bool))
-        done = Round(1, Server(x, x.clone(), 1), memories, cohort, 0, 0, None, x, None, 1)
+        done = Round(1, Server(x, x.clone(), 1), memories, cohort, 0, 0, None, x, None, 1, False, None, x)
         written, read = [], []
         for _ in range(REPEATS):
             began = time.perf_counter()

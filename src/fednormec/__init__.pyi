@@ -1,5 +1,6 @@
 from fednormec import data as data
 from fednormec import theory as theory
+from fednormec.algorithms import optimizers as optimizers
 from fednormec.algorithms.faults import faulty as faulty
 from fednormec.algorithms.methods import METHODS as METHODS
 from fednormec.algorithms.methods import alpha_normec as alpha_normec
@@ -22,6 +23,8 @@ from fednormec.audit.audit import audit_mechanism as audit_mechanism
 from fednormec.audit.audit import audit_training as audit_training
 from fednormec.core.algorithm import Algorithm as Algorithm
 from fednormec.core.algorithm import Server as Server
+from fednormec.core.algorithm import ServerOptimizer as ServerOptimizer
+from fednormec.core.algorithm import Step as Step
 from fednormec.core.bounds import Bound as Bound
 from fednormec.core.bounds import Messages as Messages
 from fednormec.core.bounds import clip as clip
@@ -43,6 +46,8 @@ from fednormec.core.problem import ByClient as ByClient
 from fednormec.core.problem import Divisible as Divisible
 from fednormec.core.problem import Metrics as Metrics
 from fednormec.core.problem import Problem as Problem
+from fednormec.core.schedules import Schedule as Schedule
+from fednormec.core.schedules import schedule as schedule
 from fednormec.engine.checking import MethodCheck as MethodCheck
 from fednormec.engine.checking import check_method as check_method
 from fednormec.engine.clients import Job as Job

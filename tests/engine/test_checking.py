@@ -12,7 +12,7 @@ from simulations import CONTRACTS, build, mlp_problem
 
 import fednormec as fn
 from fednormec.core import kernels
-from fednormec.core.algorithm import Server
+from fednormec.core.algorithm import Step
 from fednormec.core.bounds import Adding, TooLong, clip, smooth_normalize
 from fednormec.core.vectors import norm_error
 from fednormec.engine import planning
@@ -254,7 +254,7 @@ def smuggling(kind):
         return CLIP.client_(server, rows, updates * len(seen))
 
     def server(server, mean, weights):
-        return Server(server.x - mean * float(sum(seen, torch.tensor(1.0))), server.memory, server.round + 1)
+        return Step(mean * float(sum(seen, torch.tensor(1.0))), 1.0, server.memory)
 
     latest = {"norm": 1.0}
 

@@ -83,7 +83,7 @@ def test_client_and_server_are_pure(name):
     mean = torch.randn(algorithm.message_slots * d, generator=rng)
     given = [t.clone() for t in (server.x, server.memory, rows, updates, mean)]
     first, second = (algorithm.client(server, rows, updates) for _ in range(2))
-    ends = [algorithm.server(server, mean, Weights(2.0, 1.0)) for _ in range(2)]
+    ends = [algorithm.advance(server, mean, Weights(2.0, 1.0)) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert torch.equal(ends[0].x, ends[1].x)
     assert torch.equal(ends[0].memory, ends[1].memory)

@@ -93,7 +93,7 @@ def test_the_server_divides_by_public_numbers_and_nobody_weighs_by_examples(name
     server = algorithm.init(problem.init(np.random.default_rng(0)))
     x0, sizes = server.x, set()
     for r in fn.simulate(problem, algorithm, participation, PRIVACY, rounds=8, x0=x0):
-        server = algorithm.server(server, r.released / problem.num_clients, participation.weights(problem.num_clients))
+        server = algorithm.advance(server, r.released / problem.num_clients, participation.weights(problem.num_clients))
         assert torch.equal(server.x, r.x) and torch.equal(server.memory, r.server.memory)
         sizes.add(r.sent)
     assert len(sizes) > 1

@@ -36,7 +36,7 @@ def states(
         total = algorithm.client_(server, rows, given[drawn]).whole().sum(0)
         memory[drawn] = rows
         mean = total / m + p * s * torch.from_numpy(rng.standard_normal(d))
-        server = algorithm.server(server, mean, Weights(1 / p, 1.0))
+        server = algorithm.advance(server, mean, Weights(1 / p, 1.0))
         yield server, memory
 
 

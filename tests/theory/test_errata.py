@@ -225,7 +225,7 @@ def test_theorem_1_fails_when_sigma_is_per_coordinate():
             run[k] = server.x.norm().item()
             total = algorithm.client_(server, rows, server.x - b).whole().sum(0)
             total += torch.from_numpy(sigma * sqrt(M) * rng.standard_normal(d))  # the sum of M clients' noises
-            server = algorithm.server(server, total / M, Weights(1.0, 1.0))
+            server = algorithm.advance(server, total / M, Weights(1.0, 1.0))
     assert norms.mean(0).min() > 0.85 and np.ptp(norms, axis=0).max() < 0.05  # runs hardly differ: the mean is known
     assert theorem_1(**numbers, sigma=sigma * sqrt(d)).bound > 10
 

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
-from fednormec.core.vectors import plus, representable
+from fednormec.core.vectors import representable
 from fednormec.errors import one_of, positive
 
 
@@ -32,7 +32,7 @@ def averaging(
     def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
         return bound.scale_(updates.mul_(representable(scale, updates.dtype)))
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        return Server(plus(server.x, mean, -eta * weights.average), server.memory, server.round + 1)
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
+        return Step(mean, eta, server.memory, weights.average, weights.noise)
 
     return Algorithm(name, local, bound, init, client_, server, memory_slots=0)

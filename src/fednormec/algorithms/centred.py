@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -57,9 +57,10 @@ def centred_feedback(
         h[left_out] = still
         return messages
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        v = plus(server.memory, mean, beta * weights.average)
-        return Server(plus(server.x, v, -eta), v, server.round + 1)
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
+        gain = beta * weights.average
+        v = plus(server.memory, mean, gain)
+        return Step(v, eta, v, noise=weights.noise * gain * gain)
 
     slots = 0 if leak is None else 1
     return Algorithm(name, local, bound, init, client_, server, memory_slots=slots, reads_memory=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -38,11 +38,10 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
         rows.add_(message.whole()[:, updates.shape[1] :])
         return Messages(message.rows, broken=message.broken)
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         displacement, change = mean.chunk(2)
-        x = plus(server.x, displacement, -step * weights.average)
         c = plus(server.memory, change, weights.memory)
-        return Server(x, c, server.round + 1)
+        return Step(displacement, step, c, weights.average, weights.noise)
 
     return Algorithm(
         name, local, bound, init, client_, server, memory_slots=1, message_slots=2, reads_memory=True,

@@ -5,12 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages, identity
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
 from fednormec.core.vectors import plus, unit
 from fednormec.errors import UserError, non_negative, one_of, positive
+
+TINY = 1e-300
 
 
 def feedback(
@@ -59,12 +61,15 @@ def feedback(
             updates.copy_(rows[:, updates.shape[1] :].lerp_(updates, m))
         return bound.track_(updates, v, beta)  # Alg. 1, lines 6 and 7
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        v = plus(server.memory, mean, beta * weights.memory)  # line 14
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
+        gain = beta * weights.memory
+        v = plus(server.memory, mean, gain)  # line 14
         if server.round < warmup_rounds:
-            return Server(server.x, v, server.round + 1)
-        x = plus(server.x, unit(v) if server_normalization else v, -eta)  # line 15
-        return Server(x, v, server.round + 1)
+            return Step(v, 0.0, v)
+        noise = weights.noise * gain * gain * (server.round + 1)  # v_i moves without it: what is in v stays there
+        if server_normalization:
+            return Step(unit(v), eta, v, noise=noise / max(float(v.double().square().sum()), TINY))
+        return Step(v, eta, v, noise=noise)  # line 15
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
     return Algorithm(
@@ -80,8 +85,8 @@ def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:
         rows.copy_(torch.cat([updates, updates], dim=1) if momentum else updates)
         return Messages(updates)
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        return Server(server.x, mean, 0)
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
+        return Step(mean, 0.0, mean)
 
     slots = 2 if momentum else 1
     return Algorithm("prime", local, identity(), lambda x0: Server(x0, x0, 0), client_, server, memory_slots=slots)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -35,8 +35,8 @@ def residuals(name: str, local: LocalUpdate, bound: Bound, *, server_step: float
         messages.move_(e, -1.0)
         return messages
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
-        return Server(plus(server.x, mean, -weights.average), server.memory, server.round + 1)
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
+        return Step(mean, 1.0, server.memory, weights.average, weights.noise)
 
     return Algorithm(name, local, bound, init, client_, server, memory_slots=1, keeps_updates=True)
 
@@ -72,9 +72,9 @@ def error_control(name: str, local: LocalUpdate, bound: Bound, *, error_weight: 
         messages.move_(e, -1.0)
         return messages
 
-    def server(server: Server, mean: Tensor, weights: Weights) -> Server:
+    def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         h = plus(server.memory, mean, weights.memory)
-        return Server(plus(server.x, h, -eta), h, server.round + 1)
+        return Step(h, eta, h, noise=weights.noise * weights.memory**2 * (server.round + 1))
 
     return Algorithm(
         name, local, bound, init, client_, server, memory_slots=2, keeps_updates=True, idle_clients_advance=True

@@ -3,25 +3,79 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Participation, Weights
+from fednormec.core.vectors import plus
+
+NOTHING = torch.empty(0)
 
 
 class Server(NamedTuple):
     """State of the server between two rounds.
 
     Attributes:
-        x: the model, (d,).
-        memory: the server's own memory, a flat vector of any length, such as two moments one after the other; or empty.
+        x: the point at which clients compute, (d,): the model, unless the optimiser looks ahead.
+        memory: the method's own memory, a flat vector of any length, such as two moments one after the other; or empty.
         round: number of rounds that led here.
+        optimizer: the optimiser's own memory, a flat vector of any length; or empty. Clients never hear of it.
     """
 
     x: Tensor
     memory: Tensor
     round: int
+    optimizer: Tensor = NOTHING
+
+
+class Step(NamedTuple):
+    """Direction that a method takes from a round. The plain step is x <- x - size scale direction.
+
+    Args:
+        direction: where the loss rises, (d,), as far as the server knows.
+        size: step of the server, eta; 0: the model stays, and so does what the optimiser remembers.
+        memory: the method's memory after the round.
+        scale: factor that makes the direction a mean over clients, such as 1/p. An optimiser whose step does not depend
+            on the direction's length leaves it out.
+        noise: variance of the privacy noise in each coordinate of the direction; 0 if there is none. Where clients
+            answer to earlier noise, that of this round alone.
+    """
+
+    direction: Tensor
+    size: float
+    memory: Tensor
+    scale: float = 1.0
+    noise: float = 0.0
+
+
+class ServerOptimizer(NamedTuple):
+    """Optimiser of the server: makes models of directions. It sees what was released alone, so it costs no privacy.
+
+    Args:
+        name: what reports and errors call it.
+        init: init(x0) -> its memory before the first round, a flat vector of any length.
+        update: update(x, memory, step, number) -> the next x and memory, both new, from those of the round before;
+            `number` is the round's, from 1.
+        model: model(x, memory) -> the model; by default x, where clients compute.
+        average: average(x, memory) -> an average of the models so far, or None if none is kept.
+    """
+
+    name: str
+    init: Callable[[Tensor], Tensor]
+    update: Callable[[Tensor, Tensor, Step, int], tuple[Tensor, Tensor]]
+    model: Callable[[Tensor, Tensor], Tensor] = lambda x, memory: x
+    average: Callable[[Tensor, Tensor], Tensor | None] = lambda x, memory: None
+
+
+def descent() -> ServerOptimizer:
+    """Gradient descent, the plain step: x <- x - size scale direction."""
+
+    def update(x: Tensor, memory: Tensor, step: Step, number: int) -> tuple[Tensor, Tensor]:
+        return plus(x, step.direction, -step.size * step.scale), memory
+
+    return ServerOptimizer("sgd", lambda x0: x0.new_empty(0), update)
 
 
 class Algorithm(NamedTuple):
@@ -37,8 +91,8 @@ class Algorithm(NamedTuple):
         client_: client_(server, rows, updates) -> Messages. `rows` (B, memory_slots d) are the clients' memories, all
             zero before the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten;
             messages are (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
-        server: server(server, mean, weights) -> Server. `mean` is the noisy sum of the senders' messages over M, the
-            only thing that ever crosses from clients to server.
+        server: server(server, mean, weights) -> Step. `mean` is the noisy sum of the senders' messages over M, the only
+            thing that ever crosses from clients to server.
         memory_slots: number of vectors (d,) in a client's memory.
         message_slots: number of vectors (d,) in a message.
         keeps_updates: whether a memory takes in an update as it is, unbounded.
@@ -47,7 +101,8 @@ class Algorithm(NamedTuple):
         correction: correction(server, rows) -> (B, d), added to every local gradient; for methods with control
             variates.
         prime: algorithm that runs for one exact round before the first, to fill the memories with local updates. It is
-            an exact, unbounded release: never with privacy.
+            an exact, unbounded release: never with privacy. Its Step has size 0.
+        optimizer: what makes models of the method's steps; by default the plain step.
     """
 
     name: str
@@ -55,7 +110,7 @@ class Algorithm(NamedTuple):
     bound: Bound
     init: Callable[[Tensor], Server]
     client_: Callable[[Server, Tensor, Tensor], Messages]
-    server: Callable[[Server, Tensor, Weights], Server]
+    server: Callable[[Server, Tensor, Weights], Step]
     memory_slots: int
     message_slots: int = 1
     keeps_updates: bool = False
@@ -63,6 +118,37 @@ class Algorithm(NamedTuple):
     reads_memory: bool = False
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
+    optimizer: ServerOptimizer = descent()
+
+    def start(self, x0: Tensor) -> Server:
+        """Returns the state before the first round, the optimiser's memory included."""
+        return self.init(x0)._replace(optimizer=self.optimizer.init(x0))
+
+    def advance(self, server: Server, mean: Tensor, weights: Weights) -> Server:
+        """Returns the state after a round.
+
+        Args:
+            server: state before it.
+            mean: noisy sum of the senders' messages over M.
+            weights: public factors.
+        """
+        step = self.server(server, mean, weights)
+        x, memory = server.x, server.optimizer
+        if step.size != 0:
+            x, memory = self.optimizer.update(x, memory, step, server.round + 1)
+        return Server(x, step.memory, server.round + 1, memory)
+
+    def with_optimizer(self, optimizer: ServerOptimizer) -> "Algorithm":
+        """Returns the same method with another optimiser of the server, such as fn.optimizers.momentum(0.9)."""
+        return self._replace(optimizer=optimizer)
+
+    def model(self, server: Server) -> Tensor:
+        """Returns the model of a state."""
+        return self.optimizer.model(server.x, server.optimizer)
+
+    def average(self, server: Server) -> Tensor | None:
+        """Returns the average of models that the optimiser keeps; None if it keeps none."""
+        return self.optimizer.average(server.x, server.optimizer)
 
     def rule(self, participation: Participation) -> Participation:
         """Returns who computes with this method: idle clients sleep if the method has nothing for them to advance."""

@@ -29,10 +29,12 @@ class Weights(NamedTuple):
     Attributes:
         average: factor for a mean over the senders, 1/p.
         memory: factor q for a mean of all clients' memories: 1/p if idle clients advance, 1 if they sleep.
+        noise: variance of the privacy noise in each coordinate of sum/M, expected where it depends on who sends.
     """
 
     average: float
     memory: float
+    noise: float = 0.0
 
 
 class Participation(NamedTuple):

@@ -68,6 +68,19 @@ class Metrics(NamedTuple):
     not_private: dict[str, float]
     by_client: ByClient | None = None
 
+    def beside(self, other: "Metrics", ending: str) -> "Metrics":
+        """Returns these figures and those of another model, whose names get an ending.
+
+        Args:
+            other: figures of the other model.
+            ending: what its names end in.
+        """
+        public, not_private = (
+            own | {f"{name}{ending}": value for name, value in more.items()}
+            for own, more in ((self.public, other.public), (self.not_private, other.not_private))
+        )
+        return Metrics(public, not_private, self.by_client)
+
 
 class Problem(Protocol):
     """Problem to minimise: f(x) = (1/M) sum_i f_i(x), with f_i(x) = (1/N_i) sum_j f_{i,j}(x), x in R^d.

@@ -185,12 +185,12 @@ def _played(algorithm: Algorithm, servers: list[Server], updates: Tensor, longes
     memories, sent = updates.new_zeros(clients, algorithm.memory_slots * dim), []
     for server, given in zip(servers, updates, strict=True):
         now = algorithm._replace(local=_giving(algorithm.local, given))
-        told = Server(server.x.clone(), server.memory.clone(), server.round)
+        told = Server(server.x.clone(), server.memory.clone(), server.round, server.optimizer.clone())
         messages, _ = computed(Silence(dim, clients), now, told, memories, np.arange(clients), Moment(0, 1))
         if longest < math.inf:
             summed(algorithm, messages, memories.new_ones(clients), Adding(longest=longest))
         sent.append(messages.whole().clone())
-        if not (_same(server.x, told.x, 0.0) and _same(server.memory, told.memory, 0.0)):
+        if not all(_same(getattr(server, part), getattr(told, part), 0.0) for part in ("x", "memory", "optimizer")):
             raise BoundBroken(f"{algorithm.name} writes into the server's state from a client.")
     return torch.stack(sent)
 
@@ -206,7 +206,7 @@ def _giving(local: LocalUpdate, updates: Tensor) -> LocalUpdate:
 
 def _servers(algorithm: Algorithm, x: Tensor, rounds: int) -> list[Server]:
     """Returns the server's state in rounds whose means are a public vector."""
-    states = [algorithm.init(x)]
+    states = [algorithm.start(x)]
     for _ in range(rounds):
         states.append(_next(algorithm, states[-1]))
     return states[1:]
@@ -214,12 +214,12 @@ def _servers(algorithm: Algorithm, x: Tensor, rounds: int) -> list[Server]:
 
 def _next(algorithm: Algorithm, server: Server) -> Server:
     width = algorithm.message_slots * len(server.x)
-    return algorithm.server(server, server.x.new_full((width,), 1 / math.sqrt(width)), Weights(1.0, 1.0))
+    return algorithm.advance(server, server.x.new_full((width,), 1 / math.sqrt(width)), Weights(1.0, 1.0))
 
 
 def _stepped(algorithm: Algorithm, servers: list[Server]) -> Tensor:
     after = _next(algorithm, servers[0])
-    return torch.cat([after.x, after.memory])
+    return torch.cat([after.x, after.memory, after.optimizer])
 
 
 def _updates(clients: int, rounds: int, x: Tensor) -> Tensor:

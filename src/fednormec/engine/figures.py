@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 TEST, CLIENT = "test_", "client_"
+AVERAGED = "_averaged"  # ending of a figure of the averaged model
 TENTHS = {"_worst": "worst tenth", "_best": "best tenth"}  # of the clients, over which a figure's mean is taken
 
 
@@ -51,7 +52,12 @@ def figure_of(name: str) -> Figure:
     ('.1%', 'test macro recall', False)
     >>> figure_of("client_accuracy").words, figure_of("client_rmse_worst").words
     ('accuracy over clients', 'RMSE, worst tenth of clients')
+    >>> figure_of("test_accuracy_averaged").words
+    'test accuracy, averaged model'
     """
+    if name.endswith(AVERAGED):
+        kin = figure_of(name.removesuffix(AVERAGED))
+        return kin._replace(words=f"{kin.words}, averaged model")
     if name.startswith(CLIENT):
         end = next((end for end in TENTHS if name.endswith(end)), "")
         kin = figure_of(f"{TEST}{name.removeprefix(CLIENT).removesuffix(end)}")
@@ -70,10 +76,14 @@ def by_importance(names: Iterable[str]) -> list[str]:
 
     >>> by_importance(["train_loss", "test_loss", "test_mine", "test_accuracy", "epsilon"])
     ['test_accuracy', 'test_mine', 'test_loss', 'train_loss']
+    >>> by_importance(["test_loss_averaged", "test_accuracy_averaged", "test_loss", "test_accuracy"])
+    ['test_accuracy', 'test_loss', 'test_accuracy_averaged', 'test_loss_averaged']
     """
     there = list(dict.fromkeys(names))
-    own = [name for name in there if name.startswith(TEST) and name not in KNOWN]
-    return [name for name in dict.fromkeys((*BEFORE_LOSS, *own, *KNOWN)) if name in there]
+    averaged = [name.removesuffix(AVERAGED) for name in there if name.endswith(AVERAGED)]
+    last = [f"{name}{AVERAGED}" for name in by_importance(averaged)] if averaged else []
+    own = [name for name in there if name.startswith(TEST) and name not in KNOWN and name not in last]
+    return [name for name in dict.fromkeys((*BEFORE_LOSS, *own, *KNOWN, *last)) if name in there]
 
 
 def over_clients(names: Collection[str]) -> str | None:

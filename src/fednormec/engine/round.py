@@ -27,7 +27,7 @@ class Round(NamedTuple):
 
     Attributes:
         number: the round's number, from 1.
-        server: the model and the server's memory.
+        server: the server's state.
         memories: the clients' memories, wherever they lie.
         cohort: who computed, and who sent.
         left_out: number of clients that were left out because their update was non-finite.
@@ -38,6 +38,8 @@ class Round(NamedTuple):
         releases: number of releases so far, which can be more than rounds if the run was interrupted.
         last: whether no round follows.
         missed: number of clients that were asked and did not answer; None where they cannot fail to.
+        x: the model after the round.
+        average: the average of models that the server's optimiser keeps; None if it keeps none.
     """
 
     number: int
@@ -50,13 +52,10 @@ class Round(NamedTuple):
     released: Tensor
     plan: Plan | None
     releases: int
-    last: bool = False
-    missed: int | None = None
-
-    @property
-    def x(self) -> Tensor:
-        """Model after the round."""
-        return self.server.x
+    last: bool
+    missed: int | None
+    x: Tensor
+    average: Tensor | None = None
 
     @property
     def memory(self) -> Tensor:

@@ -17,6 +17,7 @@ from fednormec.core.stages import stage
 from fednormec.core.vectors import same_bits
 from fednormec.engine.checking import require_keeps
 from fednormec.engine.clients import Clients, Job, Place
+from fednormec.engine.figures import AVERAGED
 from fednormec.engine.planning import planned
 from fednormec.engine.round import Resumed, Round, Saved
 from fednormec.engine.threads import Threads
@@ -101,12 +102,14 @@ def _rounds(
     before_release: Callable[[int, Plan], None],
     resume: Resumed,
 ) -> Generator[Round, None, None]:
-    server, last = job.algorithm.init(job.x), rounds
+    server, last = job.algorithm.start(job.x), rounds
     done, in_vain, releases = resume.round, resume.in_vain, resume.spent
     if job.plan is not None and job.plan.budget is not None:  # one release per round, and no more than it pays for
         last = min(rounds, done + job.plan.rounds - releases)
     m = job.problem.num_clients
     weights = job.participation.weights(m)
+    if job.plan is not None:
+        weights = weights._replace(noise=job.plan.mechanism.variance / m**2)
     with place.clients(job) as clients:
         if resume.saved is not None:
             server = _restored(resume.saved, clients, job.x.device)
@@ -117,19 +120,20 @@ def _rounds(
             with one_arithmetic_thread():
                 total, cohort, left_out, missed = _released(job, clients, server, number, before_release)
                 with stage("server"):
-                    server = job.algorithm.server(server, (total / m).to(job.x.dtype), weights)
+                    server = job.algorithm.advance(server, (total / m).to(job.x.dtype), weights)
                     finite = bool(server.x.isfinite().all())
+                    x, average = job.algorithm.model(server), job.algorithm.average(server)
             if not finite:
                 raise Diverged(number, "its parameters are no longer finite; smaller steps may help")
             in_vain = in_vain + left_out if left_out == len(cohort.computing) else 0
             if job.plan is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
                 raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
             due = evaluate_every is not None and (number % evaluate_every == 0 or number == last)
-            metrics = _evaluated(job, server.x, number) if due else None
+            metrics = _evaluated(job, x, average, number) if due else None
             releases += job.plan is not None
             yield Round(
                 number, server, clients.memories, cohort, left_out, in_vain, metrics, total, job.plan, releases,
-                number == last, missed,
+                number == last, missed, x, average,
             )  # fmt: skip
 
 
@@ -147,9 +151,9 @@ def _released(
         if plan.mechanism.trust != "local":
             raise UserError(f"clients add noise of their own only with trust = 'local', not '{plan.mechanism.trust}'.")
         before_release(number, plan)
-    told = server.x.clone(), server.memory.clone()
+    told = [part.clone() for part in (server.x, server.memory, server.optimizer)]
     total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
-    if not (same_bits(server.x, told[0]) and same_bits(server.memory, told[1])):
+    if not all(map(same_bits, (server.x, server.memory, server.optimizer), told)):
         raise BoundBroken(f"{job.algorithm.name} or the model wrote into the server's state from a client, beside the "
                           "messages. Nothing of this round was released.")  # fmt: skip
     cohort = cohort if answered is None else answered
@@ -162,10 +166,15 @@ def _released(
     return _Released(total, cohort, left_out, missed)
 
 
-def _evaluated(job: Job, x: Tensor, number: int) -> Metrics:
-    """Returns the model's figures; raises Diverged if no client's loss is finite, where that may be looked at."""
+def _evaluated(job: Job, x: Tensor, average: Tensor | None, number: int) -> Metrics:
+    """Returns the model's figures, and those of the average beside them.
+
+    Raises Diverged if no client's loss is finite, where that may be looked at.
+    """
     with stage("evaluation"):
         metrics = job.problem.evaluate(x)
+        if average is not None:
+            metrics = metrics.beside(job.problem.evaluate(average), AVERAGED)
     if job.plan is None and math.isnan(metrics.not_private.get("train_loss", 0.0)):
         raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
     return metrics
@@ -176,13 +185,14 @@ def _primed(job: Job, prime: Algorithm, clients: Clients, server: Server) -> Ser
     m = job.problem.num_clients
     everyone = full().draw(m, generator(job.seed, "cohort", 0))
     first = clients.exchange(server, everyone, Moment(job.seed, 0), prime=True)
-    return prime.server(server, (first.total / m).to(job.x.dtype), full().weights(m))
+    return server._replace(memory=prime.server(server, (first.total / m).to(job.x.dtype), full().weights(m)).memory)
 
 
 def _restored(saved: Saved, clients: Clients, device: torch.device) -> Server:
     """Returns the server as it was saved, and gives the clients their memories back."""
     saved.fill(clients.memories)
-    return Server(saved.server.x.to(device), saved.server.memory.to(device), saved.round)
+    x, memory, _, optimizer = saved.server
+    return Server(x.to(device), memory.to(device), saved.round, optimizer.to(device))
 
 
 def _starting_point(x: Tensor, x0: Tensor | None) -> Tensor:
@@ -196,8 +206,9 @@ def _starting_point(x: Tensor, x0: Tensor | None) -> Tensor:
 
 def _require_fit(saved: Saved, job: Job) -> None:
     """Raises UserError if a checkpoint is of another model or method."""
-    like, server = job.algorithm.init(job.x), saved.server
-    pairs = ((server.x, like.x), (server.memory, like.memory))
+    like, server = job.algorithm.start(job.x), saved.server
+    pairs = ((server.x, like.x), (server.memory, like.memory), (server.optimizer, like.optimizer))
     if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
-        raise UserError(f"{saved.path} is of another run: its model has {len(server.x)} parameters and its server's "
-                        f"memory {len(server.memory)}; here it is {len(like.x)} and {len(like.memory)}.")  # fmt: skip
+        sizes, wanted = (", ".join(f"{len(part)}" for part in pair) for pair in zip(*pairs, strict=True))
+        raise UserError(f"{saved.path} is of another run: its model, its server's memory and its optimiser's have "
+                        f"{sizes} numbers; here it is {wanted}.")  # fmt: skip

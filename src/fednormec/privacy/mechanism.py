@@ -183,6 +183,13 @@ class Mechanism:
             draw: np.ndarray = scale * self._source(seed, "noise", round, *own).standard_normal(dim)
         return draw
 
+    @property
+    def variance(self) -> float:
+        """Variance of the noise in each coordinate of a round's sum, expected where it depends on who sends."""
+        one = (self.noise_std * self.radius * (1 + self.rounding)) ** 2
+        senders = self.num_clients * self.participation.rate(self.num_clients)
+        return one if self.trust == "central" else one * senders
+
     def release(self) -> Release:
         """Returns one round as the accountant sees it."""
         shift, p, std = (2.0 if self.adjacency == "replace_one" else 1.0), self.p, self.noise_std

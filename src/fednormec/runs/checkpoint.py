@@ -26,11 +26,11 @@ from fednormec.engine.round import Round
 from fednormec.errors import UserError
 from fednormec.files import PART, replaced
 
-FORMAT = "fednormec checkpoint 1"
+FORMAT = "fednormec checkpoint 2"
 NAME, ENDING = "checkpoint-", ".safetensors"
 NAMES = {torch.float32: "F32", torch.float64: "F64"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-TENSORS = ("x", "server_memory", "client_memories")
+TENSORS = ("x", "server_memory", "optimizer", "client_memories")
 NO_DIGEST = "0" * 64
 MOST_HEADER = 10_000  # bytes; ours has some 700
 KEPT = 2  # the newest, and the one before in case that is damaged
@@ -85,7 +85,7 @@ class Checkpoint:
             memories.fill(lambda rows: _from_file(file, (rows, self.shape[1]), self._memories.dtype))
 
     def without_memories(self) -> "Checkpoint":
-        """Returns the same model with all memories, the server's and the clients', zero as before the first round."""
+        """Returns the same model with all memories, the method's and the clients', zero as before the first round."""
         server = self.server._replace(memory=torch.zeros_like(self.server.memory))
         return Checkpoint(self.path, self.facts, server, self._memories, blank=True)
 
@@ -150,8 +150,8 @@ def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
     Call it before the next round begins, which moves the memories.
     """
     facts = Facts(r.number, r.releases, r.in_vain, config, metrics)
-    parts: tuple[Tensor | Remembered, ...] = (r.server.x, r.server.memory, r.memories)
-    tensors = dict(zip(TENSORS, parts, strict=True))
+    own = (r.server.x, r.server.memory, r.server.optimizer)
+    tensors: dict[str, Tensor | Remembered] = dict(zip(TENSORS, (*own, r.memories), strict=True))
     found = hashlib.sha256()
     with replaced(path, private=True) as file:
 
@@ -160,7 +160,7 @@ def save(path: Path, r: Round, config: str = "", metrics: str = "") -> None:
             file.write(content)
 
         write(_header(facts, tensors, NO_DIGEST))
-        for part in itertools.chain((r.server.x, r.server.memory), r.memories.blocks()):  # one block at a time
+        for part in itertools.chain(own, r.memories.blocks()):  # one block at a time
             write(part.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
         file.seek(0)
         file.write(_header(facts, tensors, found.hexdigest()))
@@ -171,11 +171,11 @@ def load(path: Path) -> Checkpoint:
     try:
         with open(path, "rb") as file:
             facts, blocks = _parsed(file)
-            x, memory = (_tensor(file, blocks[name]) for name in TENSORS[:2])
+            x, memory, optimizer = (_tensor(file, blocks[name]) for name in TENSORS[:3])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         said = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path.name} cannot be used: {said}") from error
-    return Checkpoint(path, facts, Server(x, memory, facts.round), blocks["client_memories"])
+    return Checkpoint(path, facts, Server(x, memory, facts.round, optimizer), blocks["client_memories"])
 
 
 def newest_first(folder: Path) -> list[Path]:

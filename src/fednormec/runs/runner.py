@@ -287,7 +287,8 @@ def _in_order(run: _Run, rounds: Generator[Round, None, None], tally: Tally, wat
         The last finite model, and how the rounds ended.
     """
     measure, checkpoints = measures(run.experiment), _checkpoints(run.experiment, run.folder)
-    x = starting_point(run.experiment) if run.checkpoint is None else run.checkpoint.server.x
+    saved = run.checkpoint
+    x = starting_point(run.experiment) if saved is None else run.experiment.algorithm.model(saved.server)
     why = next((said for said in map(run.stop_when, run.folder.public_parts()) if said is not None), None)
     try:
         for r in () if why is not None else rounds:
