@@ -9,6 +9,7 @@ from torch import Tensor
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Participation, Weights
+from fednormec.core.schedules import Schedule
 from fednormec.core.vectors import plus
 
 NOTHING = torch.empty(0)
@@ -103,6 +104,7 @@ class Algorithm(NamedTuple):
         prime: algorithm that runs for one exact round before the first, to fill the memories with local updates. It is
             an exact, unbounded release: never with privacy. Its Step has size 0.
         optimizer: what makes models of the method's steps; by default the plain step.
+        with_beta: with_beta(schedule) -> the same method with its beta on a schedule; None if it has none to move.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Algorithm(NamedTuple):
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
     optimizer: ServerOptimizer = descent()
+    with_beta: "Callable[[Schedule], Algorithm] | None" = None
 
     def start(self, x0: Tensor) -> Server:
         """Returns the state before the first round, the optimiser's memory included."""
