@@ -7,7 +7,9 @@ import typer
 from fednormec.cli.options import AsJson
 from fednormec.cli.printing import constructor, print_rows
 
-HELP = """List the methods with their papers and settings; with --server the optimisers of the server.
+HELP = """List the methods, or the optimisers of the server.
+
+Each has its paper and its settings.
 
 \b
 Examples:

@@ -187,32 +187,37 @@ def _choose(config: Config, resolved: Config, section: str, table: Table, given:
 
 
 def _algorithm(config: Config, resolved: Config, run: RunSettings) -> Algorithm:
-    given = config.get("server", {})
-    beside = {key: value for key, value in given.items() if key in SERVER_SETTINGS}
-    asked = ServerSettings(**check("[server]", beside, ServerSettings))
     name = str(config.get("method", {}).get("name", DEFAULT_NAMES["method"]))
     known("method", name, METHODS)
     takes_local = METHODS[name].takes_local
     table: Table = {key: method.build for key, method in METHODS.items()}
     method = _choose(config, resolved, "method", table, given=1 if takes_local else 0)
-    changes = asked.local_schedule != "constant"
-    if changes and not takes_local:
-        raise UserError(f"{name} takes gradients and no local steps: leave server.local_schedule out.")
+    optimizer, asked = _server(config, resolved)
+    algorithm: Algorithm
     if takes_local:
         local: LocalUpdate = _choose(config, resolved, "local", LOCALS)()
-        local = local.scheduled(schedule(asked.local_schedule, run.rounds)) if changes else local
-    algorithm: Algorithm = method(local) if takes_local else method()
+        falls = asked.local_schedule != "constant"
+        algorithm = method(local.scheduled(schedule(asked.local_schedule, run.rounds)) if falls else local)
+    elif asked.local_schedule != "constant":
+        raise UserError(f"{name} takes gradients and no local steps: leave server.local_schedule out.")
+    else:
+        algorithm = method()
     if asked.beta_schedule != "constant":
         if algorithm.with_beta is None:
             raise UserError(f"{name} has no beta to move: leave server.beta_schedule out.")
         algorithm = algorithm.with_beta(schedule(asked.beta_schedule, run.rounds))
-    if "server" not in config:
-        return algorithm
-    own = {key: value for key, value in given.items() if key not in SERVER_SETTINGS}
-    build = {key: optimizer.build for key, optimizer in OPTIMIZERS.items()}
-    optimizer = _choose({"server": own}, resolved, "server", build)()
-    resolved["server"] |= asdict(asked)
     return algorithm.with_optimizer(_wrapped(optimizer, asked, run.rounds))
+
+
+def _server(config: Config, resolved: Config) -> tuple[ServerOptimizer, ServerSettings]:
+    """Returns the optimiser that [server] names, and the settings beside its own."""
+    given = config.get("server", {})
+    own, beside = ({key: given[key] for key in given if (key in SERVER_SETTINGS) is shared} for shared in (False, True))
+    asked = ServerSettings(**check("[server]", beside, ServerSettings))
+    table: Table = {name: optimizer.build for name, optimizer in OPTIMIZERS.items()}
+    optimizer: ServerOptimizer = _choose({"server": own}, resolved, "server", table)()
+    resolved["server"] |= asdict(asked)
+    return optimizer, asked
 
 
 def _wrapped(optimizer: ServerOptimizer, asked: ServerSettings, rounds: int) -> ServerOptimizer:

@@ -18,7 +18,7 @@ PURPOSES = {
     "model": "the model that the problem neural trains",
     "local": "how a client computes its update",
     "method": "what clients send, and what the server makes of it",
-    "server": "what the server does with a method's steps: optimiser, schedules, an average",
+    "server": "the server's optimiser, schedules, an average of models",
     "participation": "who takes part in a round",
     "privacy": "noise and its accounting; without it nothing is protected",
     "constants": "constants for the theory, each in place of the computed one",
