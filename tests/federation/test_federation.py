@@ -36,6 +36,7 @@ from hypothesis import strategies as st
 
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
+from fednormec.algorithms.optimizers import OPTIMIZERS
 from fednormec.data import Examples
 from fednormec.engine.round import Round, record
 from fednormec.errors import Stopped, UserError, visible
@@ -87,6 +88,17 @@ def test_over_the_wire_every_method_trains_as_in_process(tmp_path, method, idle)
     network = Network(asked, tmp_path)
     assert_same(list(network.rounds()), in_process(asked))
     assert network.said == []
+
+
+@pytest.mark.parametrize("server", OPTIMIZERS)
+def test_over_the_wire_every_optimiser_trains_as_in_process(tmp_path, server):
+    """Clients know the schedules of their own step and of beta, and compute at the point that they are told."""
+    falling = {"schedule": "cosine", "local_schedule": "linear", "beta_schedule": "cooldown", "average": "ema"}
+    asked = config(server={"name": server, **falling}, privacy=PRIVATE)
+    wire, process = list(Network(asked, tmp_path).rounds()), in_process(asked)
+    assert_same(wire, process)
+    for one, other in zip(wire, process, strict=True):
+        torch.testing.assert_close(one.average, other.average, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.long
@@ -528,6 +540,7 @@ def test_what_all_must_agree_on_is_the_same_for_all(tmp_path):
     for other in (
         config(privacy=LOCAL | {"noise_std": 0.1}), config(privacy=PRIVATE), config(),
         config(privacy=LOCAL, run={"rounds": 7, "seed": 3, "dtype": "float64"}),
+        config(privacy=LOCAL, server={"beta_schedule": "linear"}),
         config(privacy=LOCAL, federation=asked["federation"] | {"clients": [*NAMES, "more"]}),
     ):  # fmt: skip
         assert for_server(other, tmp_path).agreed != agreed
