@@ -183,6 +183,18 @@ class Mechanism:
             draw: np.ndarray = scale * self._source(seed, "noise", round, *own).standard_normal(dim)
         return draw
 
+    def noise_to_signal(self, dim: int) -> float:
+        """Returns the norm of the noise in a round's mean message, over the longest that a mean message can be.
+
+        The root mean square of that norm, for the expected number of senders; the longest is the radius, which cancels.
+
+        Args:
+            dim: number of coordinates of a message.
+        """
+        senders = self.participation.rate(self.num_clients) * self.num_clients
+        of_the_mean = senders if self.trust == "central" else math.sqrt(senders)
+        return self.noise_std * (1 + self.rounding) * math.sqrt(dim) / of_the_mean
+
     def release(self) -> Release:
         """Returns one round as the accountant sees it."""
         shift, p, std = (2.0 if self.adjacency == "replace_one" else 1.0), self.p, self.noise_std
@@ -276,6 +288,7 @@ class Plan:
         nominal: the ε that the paper's formula was given; None: another calibration.
         total_norm: whether the noise is by total norm, which is not private.
         settings_from_data: whether other settings were chosen by a look at the clients' data.
+        dim: number of coordinates of a message.
     """
 
     mechanism: Mechanism
@@ -287,6 +300,7 @@ class Plan:
     nominal: float | None
     total_norm: bool
     settings_from_data: bool
+    dim: int
 
     @property
     def label(self) -> dict[str, str]:
@@ -349,7 +363,7 @@ def plan(
     nominal = asked.epsilon if paper else None
     return Plan(
         mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM,
-        asked.settings_from_data,
+        asked.settings_from_data, dim,
     )  # fmt: skip
 
 
