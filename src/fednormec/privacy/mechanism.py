@@ -289,6 +289,7 @@ class Plan:
         total_norm: whether the noise is by total norm, which is not private.
         settings_from_data: whether other settings were chosen by a look at the clients' data.
         dim: number of coordinates of a message.
+        remembers: whether the server has a memory, which keeps the noise of earlier rounds.
     """
 
     mechanism: Mechanism
@@ -301,6 +302,7 @@ class Plan:
     total_norm: bool
     settings_from_data: bool
     dim: int
+    remembers: bool = False
 
     @property
     def label(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fednormec.privacy.mechanism import Plan, Trust
 
-LITTLE, NOTHING = 1.0, 4.0  # over all rounds; measured in experiments/outlook
+LITTLE, NOTHING, REMEMBERED = 1.0, 4.0, 16  # ratios and rounds; measured in experiments/outlook
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Outlook:
         per_round: norm of the noise in a round's mean message, over the longest that a mean message can be.
         rounds: number of rounds.
         trust: "central", "secagg" or "local", as in `Privacy`.
+        remembers: whether the server has a memory, which keeps the noise of earlier rounds.
 
     >>> found = Outlook(per_round=3.0, rounds=9, trust="central")
     >>> found.over_rounds, found.sentence
@@ -29,11 +30,24 @@ class Outlook:
     per_round: float
     rounds: int
     trust: Trust
+    remembers: bool = False
 
     @property
     def over_rounds(self) -> float:
         """Same ratio for the sum of all rounds: noises add up to √rounds of one, messages to `rounds` at most."""
         return self.per_round / math.sqrt(self.rounds)
+
+    @property
+    def decisive(self) -> float:
+        """Ratio that says what can be learnt: that of all rounds, with a server memory of 16 rounds at most.
+
+        Later rounds then bring as much old noise as new signal.
+        """
+        return self.per_round / math.sqrt(self._counted)
+
+    @property
+    def _counted(self) -> int:
+        return min(self.rounds, REMEMBERED) if self.remembers else self.rounds
 
     @property
     def sentence(self) -> str:
@@ -46,17 +60,24 @@ class Outlook:
     @property
     def warning(self) -> str | None:
         """What the ratio means and what to change, where little or nothing can be learnt; None elsewhere."""
-        if self.over_rounds < LITTLE:
+        ratio, kept = self.decisive, self._counted < self.rounds
+        if ratio < LITTLE:
             return None
-        what = "nothing can be learnt" if self.over_rounds >= NOTHING else "little can be learnt"
-        times = self.over_rounds / LITTLE
-        clients = times**2 if self.trust == "local" else times  # σ is for each message there, and adds up
-        trusted = ', trust = "central" (if clients trust the server)' if self.trust == "local" else ""
+        what = "nothing" if ratio >= NOTHING else "little"
+        over = f"{self._counted} rounds, as many as count for a method with a server memory" if kept else "all rounds"
+        times = ratio / LITTLE
+        clients = times**2 if self.trust == "local" else times  # there each message has a noise of its own
+        helps = [
+            "a larger ε",
+            *(['privacy.trust = "central" (if the server is trusted)'] if self.trust == "local" else []),
+            *(["fewer rounds", "a method without memory (dp_fed_avg_normalized)"] if kept else []),
+            "a small model on public [features]",
+        ]
+        useless = "more local steps" if kept else "more local steps or rounds"
         return (
-            f"{what}: over all rounds the noise is at least {self.over_rounds:.2g} times as long as the signal. At the "
-            f"same ε, {clients:,.0f} times the clients or 1/{times**2:,.0f} of the parameters would make it "
-            f"{LITTLE:g}. A larger ε{trusted} and a small model on public [features] help; more data per client, more "
-            "local steps and more rounds do not."
+            f"{what} can be learnt: over {over}, the noise is at least {ratio:.2g} times as long as the signal. At the "
+            f"same ε it would be {LITTLE:g} with {clients:,.1f} times the clients or 1/{times**2:,.1f} of the "
+            f"parameters. These help, too: {', '.join(helps)}. These do not: more data per client, {useless}."
         )
 
     @property
@@ -67,7 +88,8 @@ class Outlook:
 
 def outlook(plan: Plan) -> Outlook:
     """Returns the outlook of a run that keeps to this plan."""
-    return Outlook(plan.mechanism.noise_to_signal(plan.dim), plan.rounds, plan.mechanism.trust)
+    ratio = plan.mechanism.noise_to_signal(plan.dim)
+    return Outlook(ratio, plan.rounds, plan.mechanism.trust, plan.remembers)
 
 
 def notes(plan: Plan | None) -> list[str]:
