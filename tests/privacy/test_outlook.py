@@ -84,33 +84,40 @@ def test_at_one_epsilon_the_ratio_over_all_rounds_does_not_depend_on_their_numbe
 
 
 def test_it_comes_where_little_or_nothing_can_be_learnt():
-    kinds = [Outlook(ratio * 5, 25, "central").warning for ratio in (0.99 * LITTLE, LITTLE, 0.99 * NOTHING, NOTHING)]
+    kinds = [
+        Outlook(ratio * 5, 10, 25, "central").warning for ratio in (0.99 * LITTLE, LITTLE, 0.99 * NOTHING, NOTHING)
+    ]
     assert [kind and kind.split()[0] for kind in kinds] == [None, "little", "little", "nothing"]
     assert all("\n" not in kind and kind.endswith(".") for kind in kinds if kind)
 
 
 def test_a_server_memory_counts_16_rounds_at_most():
-    assert Outlook(4.0, 400, "central").warning is None
-    kept = Outlook(4.0, 400, "central", remembers=True)
+    assert Outlook(4.0, 10, 400, "central").warning is None
+    kept = Outlook(4.0, 10, 400, "central", remembers=True)
     assert kept.decisive == 1.0 and kept.over_rounds == 0.2
     assert "fewer rounds" in kept.warning
-    assert Outlook(4.0, 9, "central", remembers=True).warning == Outlook(4.0, 9, "central").warning
+    assert Outlook(4.0, 10, 9, "central", remembers=True).warning == Outlook(4.0, 10, 9, "central").warning
+
+
+@given(st.integers(1, 10**6), st.floats(0.01, 100))
+def test_of_the_parameters_625_count_at_most(dim, noise):
+    """Beyond them only the noise on a coordinate matters."""
+    found = Outlook(noise * math.sqrt(dim), dim, 9, "central").decisive
+    assert found == pytest.approx(noise * math.sqrt(min(dim, 625)) / 3)
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_its_advice_brings_the_ratio_to_where_it_says(trust):
-    asked, rounds, m, d = fn.Privacy(8.0, trust=trust), 60, 10, 20_000
-
     def at(clients, dim):
-        return outlook(plan(asked, round(clients), fn.full(), 1.0, round(dim), rounds))
+        asked = fn.Privacy(16.0 if trust == "local" else 4.0, trust=trust)
+        return outlook(plan(asked, round(clients), fn.full(), 1.0, dim, 60))
 
-    said = at(m, d).warning
-    clients, parameters = (
-        float(text.replace(",", "")) for text in re.search(r"with (\S+) .* 1/(\S+) of", said).groups()
-    )
-    assert at(m * clients, d).decisive == pytest.approx(LITTLE, rel=0.02)
-    assert at(m, d / parameters).decisive == pytest.approx(LITTLE, rel=0.02)
+    said = at(10, 20_000).warning
+    clients, parameters = re.search(r"be 1 with ([\d.]+) times the clients, or with (\d+) parameters\.", said).groups()
+    assert at(10 * float(clients), 20_000).decisive == pytest.approx(LITTLE, rel=0.03)
+    assert at(10, int(parameters)).decisive == pytest.approx(LITTLE, rel=0.03)
     assert ('trust = "central"' in said) == (trust == "local")
+    assert " parameters." not in Outlook(4000.0, 20_000, 1, trust).warning
 
 
 def test_the_quickstart_has_none_and_three_clients_have_one():

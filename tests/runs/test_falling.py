@@ -80,9 +80,11 @@ def test_few_evaluations_and_non_finite_ones_are_left_alone():
     assert fall([float("nan")] * 9) is None
 
 
-# On the command line
+# On the command line (pictures are not drawn: that takes longer than the runs)
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn")
 def test_run_says_the_ratio_before_and_the_fall_after(fednormec_: Command, tmp_path: Path) -> None:
     said = fednormec_("run", "--json", *FALLS, "--out", "out")
     found = json.loads(said.out)
@@ -101,6 +103,8 @@ def test_run_says_the_ratio_before_and_the_fall_after(fednormec_: Command, tmp_p
     assert again.err.splitlines()[-1] == last
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_cannot_learn_is_warned_of_also_when_quiet(fednormec_: Command) -> None:
     few = sets("data.clients=3", "run.rounds=2", "privacy.trust=local", "participation.name=full", "privacy.epsilon=1")
     loud, quiet = (fednormec_("run", *few, *more) for more in ((), ("--quiet",)))

@@ -9,7 +9,8 @@ from typing import Any
 
 from fednormec.privacy.mechanism import Plan, Trust
 
-LITTLE, NOTHING, REMEMBERED = 1.0, 4.0, 16  # ratios and rounds; measured in experiments/outlook
+LITTLE, NOTHING = 1.0, 4.0  # of the decisive ratio; this and the next line are measured in experiments/outlook
+PARAMETERS, REMEMBERED = 625, 16  # number of parameters, and of rounds with a server memory, that count at most
 
 
 @dataclass(frozen=True)
@@ -18,16 +19,18 @@ class Outlook:
 
     Attributes:
         per_round: norm of the noise in a round's mean message, over the longest that a mean message can be.
+        dim: number of coordinates of a message.
         rounds: number of rounds.
         trust: "central", "secagg" or "local", as in `Privacy`.
         remembers: whether the server has a memory, which keeps the noise of earlier rounds.
 
-    >>> found = Outlook(per_round=3.0, rounds=9, trust="central")
-    >>> found.over_rounds, found.sentence
-    (1.0, 'noise to signal: at least 3 in a round, 1 over all 9 rounds.')
+    >>> found = Outlook(per_round=3.0, dim=20, rounds=9, trust="central")
+    >>> found.over_rounds, found.decisive, found.sentence
+    (1.0, 1.0, 'noise to signal: at least 3 in a round, 1 over all 9 rounds.')
     """
 
     per_round: float
+    dim: int
     rounds: int
     trust: Trust
     remembers: bool = False
@@ -39,14 +42,19 @@ class Outlook:
 
     @property
     def decisive(self) -> float:
-        """Ratio that says what can be learnt: that of all rounds, with a server memory of 16 rounds at most.
+        """Ratio that tells what can be learnt: over all rounds, with limits to what counts.
 
-        Later rounds then bring as much old noise as new signal.
+        Of more than 625 parameters 625 count, because noise in most directions of a large model does little. With a
+        server memory 16 rounds count, because later ones bring as much old noise as new signal.
         """
-        return self.per_round / math.sqrt(self._counted)
+        return self.per_round * math.sqrt(self._parameters / self.dim / self._rounds)
 
     @property
-    def _counted(self) -> int:
+    def _parameters(self) -> int:
+        return min(self.dim, PARAMETERS)
+
+    @property
+    def _rounds(self) -> int:
         return min(self.rounds, REMEMBERED) if self.remembers else self.rounds
 
     @property
@@ -60,13 +68,14 @@ class Outlook:
     @property
     def warning(self) -> str | None:
         """What the ratio means and what to change, where little or nothing can be learnt; None elsewhere."""
-        ratio, kept = self.decisive, self._counted < self.rounds
+        ratio, kept = self.decisive, self._rounds < self.rounds
         if ratio < LITTLE:
             return None
-        what = "nothing" if ratio >= NOTHING else "little"
-        over = f"{self._counted} rounds, as many as count for a method with a server memory" if kept else "all rounds"
         times = ratio / LITTLE
         clients = times**2 if self.trust == "local" else times  # there each message has a noise of its own
+        parameters = int(self._parameters / times**2)
+        smaller = f", or with {parameters} parameters" if parameters >= 10 else ""  # no model has fewer
+        memory = f" (with a server memory only {self._rounds} rounds count)" if kept else ""
         helps = [
             "a larger ε",
             *(['privacy.trust = "central" (if the server is trusted)'] if self.trust == "local" else []),
@@ -75,21 +84,23 @@ class Outlook:
         ]
         useless = "more local steps" if kept else "more local steps or rounds"
         return (
-            f"{what} can be learnt: over {over}, the noise is at least {ratio:.2g} times as long as the signal. At the "
-            f"same ε it would be {LITTLE:g} with {clients:,.1f} times the clients or 1/{times**2:,.1f} of the "
-            f"parameters. These help, too: {', '.join(helps)}. These do not: more data per client, {useless}."
+            f"{'nothing' if ratio >= NOTHING else 'little'} can be learnt: the noise that counts is {ratio:.2g} times "
+            f"as long as the signal can be{memory}. At the same ε it would be {LITTLE:g} with {clients:,.1f} times the "
+            f"clients{smaller}. These help, too: {', '.join(helps)}. These do not: more data "
+            f"per client, {useless}."
         )
 
     @property
     def facts(self) -> dict[str, Any]:
         """Ratios and warning as JSON can hold them."""
-        return {"per_round": self.per_round, "over_rounds": self.over_rounds, "warning": self.warning}
+        ratios = {"per_round": self.per_round, "over_rounds": self.over_rounds, "decisive": self.decisive}
+        return ratios | {"warning": self.warning}
 
 
 def outlook(plan: Plan) -> Outlook:
     """Returns the outlook of a run that keeps to this plan."""
     ratio = plan.mechanism.noise_to_signal(plan.dim)
-    return Outlook(ratio, plan.rounds, plan.mechanism.trust, plan.remembers)
+    return Outlook(ratio, plan.dim, plan.rounds, plan.mechanism.trust, plan.remembers)
 
 
 def notes(plan: Plan | None) -> list[str]:
