@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fednormec as fn
 from fednormec.engine.planning import planned
 from fednormec.privacy.mechanism import TRUSTS, plan
-from fednormec.privacy.outlook import LITTLE, NOTHING, Outlook, notes, outlook
+from fednormec.privacy.outlook import ENOUGH, LITTLE, NOTHING, Outlook, notes, outlook
 
 M, D, ROUNDS = 30, 40, 400
 RULES = [fn.full(), fn.poisson(0.3), fn.fixed_size(7)]
@@ -92,11 +92,11 @@ def test_it_comes_where_little_or_nothing_can_be_learnt():
 
 
 def test_a_server_memory_counts_16_rounds_at_most():
-    assert Outlook(4.0, 10, 400, "central").warning is None
-    kept = Outlook(4.0, 10, 400, "central", remembers=True)
-    assert kept.decisive == 1.0 and kept.over_rounds == 0.2
+    assert Outlook(8.0, 10, 400, "central").warning is None
+    kept = Outlook(8.0, 10, 400, "central", remembers=True)
+    assert kept.decisive == 2.0 and kept.over_rounds == 0.4
     assert "fewer rounds" in kept.warning
-    assert Outlook(4.0, 10, 9, "central", remembers=True).warning == Outlook(4.0, 10, 9, "central").warning
+    assert Outlook(8.0, 10, 9, "central", remembers=True).warning == Outlook(8.0, 10, 9, "central").warning
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 100))
@@ -108,16 +108,13 @@ def test_of_the_parameters_625_count_at_most(dim, noise):
 
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_its_advice_brings_the_ratio_to_where_it_says(trust):
-    def at(clients, dim):
-        asked = fn.Privacy(16.0 if trust == "local" else 4.0, trust=trust)
-        return outlook(plan(asked, round(clients), fn.full(), 1.0, dim, 60))
+    def at(clients):
+        return outlook(plan(fn.Privacy(4.0, trust=trust), clients, fn.full(), 1.0, 20_000, 60))
 
-    said = at(10, 20_000).warning
-    clients, parameters = re.search(r"be 1 with ([\d.]+) times the clients, or with (\d+) parameters\.", said).groups()
-    assert at(10 * float(clients), 20_000).decisive == pytest.approx(LITTLE, rel=0.03)
-    assert at(10, int(parameters)).decisive == pytest.approx(LITTLE, rel=0.03)
+    said = at(4).warning
+    more = int(re.search(r"At the same ε, ([\d,]+) times the clients would make it 0.3,", said)[1].replace(",", ""))
+    assert at(4 * more).decisive == pytest.approx(ENOUGH, rel=0.03)
     assert ('trust = "central"' in said) == (trust == "local")
-    assert " parameters." not in Outlook(4000.0, 20_000, 1, trust).warning
 
 
 def test_the_quickstart_has_none_and_three_clients_have_one():

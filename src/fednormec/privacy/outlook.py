@@ -9,7 +9,7 @@ from typing import Any
 
 from fednormec.privacy.mechanism import Plan, Trust
 
-LITTLE, NOTHING = 1.0, 4.0  # of the decisive ratio; this and the next line are measured in experiments/outlook
+ENOUGH, LITTLE, NOTHING = 0.3, 2.0, 4.0  # of the decisive ratio; this and the next line: experiments/outlook
 PARAMETERS, REMEMBERED = 625, 16  # number of parameters, and of rounds with a server memory, that count at most
 
 
@@ -47,11 +47,7 @@ class Outlook:
         Of more than 625 parameters 625 count, because noise in most directions of a large model does little. With a
         server memory 16 rounds count, because later ones bring as much old noise as new signal.
         """
-        return self.per_round * math.sqrt(self._parameters / self.dim / self._rounds)
-
-    @property
-    def _parameters(self) -> int:
-        return min(self.dim, PARAMETERS)
+        return self.per_round * math.sqrt(min(self.dim, PARAMETERS) / self.dim / self._rounds)
 
     @property
     def _rounds(self) -> int:
@@ -71,23 +67,21 @@ class Outlook:
         ratio, kept = self.decisive, self._rounds < self.rounds
         if ratio < LITTLE:
             return None
-        times = ratio / LITTLE
+        times = ratio / ENOUGH
         clients = times**2 if self.trust == "local" else times  # there each message has a noise of its own
-        parameters = int(self._parameters / times**2)
-        smaller = f", or with {parameters} parameters" if parameters >= 10 else ""  # no model has fewer
         memory = f" (with a server memory only {self._rounds} rounds count)" if kept else ""
         helps = [
             "a larger ε",
             *(['privacy.trust = "central" (if the server is trusted)'] if self.trust == "local" else []),
             *(["fewer rounds", "a method without memory (dp_fed_avg_normalized)"] if kept else []),
-            "a small model on public [features]",
+            f"far fewer than {PARAMETERS} parameters, as a small model on public [features] has",
         ]
         useless = "more local steps" if kept else "more local steps or rounds"
         return (
             f"{'nothing' if ratio >= NOTHING else 'little'} can be learnt: the noise that counts is {ratio:.2g} times "
-            f"as long as the signal can be{memory}. At the same ε it would be {LITTLE:g} with {clients:,.1f} times the "
-            f"clients{smaller}. These help, too: {', '.join(helps)}. These do not: more data "
-            f"per client, {useless}."
+            f"as long as the signal can be{memory}. At the same ε, {clients:,.0f} times the clients would make it "
+            f"{ENOUGH:g}, which leaves enough to learn from. These help, too: {'; '.join(helps)}. These do not: more "
+            f"data per client; {useless}."
         )
 
     @property
