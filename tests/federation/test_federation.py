@@ -702,10 +702,11 @@ def test_init_says_what_can_be_learnt(fednormec_: Command, tmp_path):
     assert few.code == 0
     assert ratio == "note: noise to signal: at least 17 in a round, 2.2 over all 60 rounds."
     assert warning.startswith("note: nothing can be learnt: ")
-    (tmp_path / "many.toml").write_text('[method]\nname = "dp_fed_avg_clip"\n[privacy]\nnoise_std = 0.01\n')
+    (tmp_path / "many.toml").write_text("[local]\nstep = 0.1\n[privacy]\nnoise_std = 0.01\n")
     many = fednormec_("federation", "init", "many", "many.toml", "--clients", "9", "--inputs", "5", "--classes", "3")
+    assert many.code == 0
     assert len(many.err.splitlines()) == 1
-    (tmp_path / "poor.toml").write_text("[privacy]\nnoise_std = 0.01\nepsilon = 1.0\n")
+    (tmp_path / "poor.toml").write_text("[local]\nstep = 0.1\n[privacy]\nnoise_std = 0.01\nepsilon = 1.0\n")
     poor = fednormec_("federation", "init", "poor", "poor.toml", "--clients", "9", "--inputs", "5", "--classes", "3")
     assert poor.code == 2
     assert "does not pay for one round" in sentence(poor.err)

@@ -125,6 +125,13 @@ def test_the_quickstart_has_none_and_three_clients_have_one():
     assert notes(None) == []
 
 
+def test_noise_that_protects_nobody_is_labelled_in_every_sentence():
+    asked = fn.Privacy(noise_std=1e4, noise_scale="total_norm")
+    said = notes(plan(asked, 3, fn.full(), 1.0, 650, 4))
+    assert len(said) == 2
+    assert all(text.startswith("NOT PRIVATE: ") for text in said)
+
+
 def test_python_finds_it_with_the_statement():
     problem = fn.random_quadratic(5, 3, seed=0)
     done = fn.train(problem, fn.clip21(), privacy=fn.Privacy(noise_std=100.0), rounds=4)

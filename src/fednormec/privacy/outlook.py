@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.privacy.mechanism import Plan, Trust
 
 ENOUGH, LITTLE, NOTHING = 0.3, 2.0, 4.0  # of the decisive ratio; this and the next line: experiments/outlook
@@ -23,6 +24,7 @@ class Outlook:
         rounds: number of rounds.
         trust: "central", "secagg" or "local", as in `Privacy`.
         remembers: whether the server has a memory, which keeps the noise of earlier rounds.
+        total_norm: whether the noise is by total norm, which is not private; every sentence then says so.
 
     >>> found = Outlook(per_round=3.0, dim=20, rounds=9, trust="central")
     >>> found.over_rounds, found.decisive, found.sentence
@@ -34,6 +36,7 @@ class Outlook:
     rounds: int
     trust: Trust
     remembers: bool = False
+    total_norm: bool = False
 
     @property
     def over_rounds(self) -> float:
@@ -57,7 +60,7 @@ class Outlook:
     def sentence(self) -> str:
         """Both ratios, for a person."""
         return (
-            f"noise to signal: at least {self.per_round:.2g} in a round, {self.over_rounds:.2g} over all "
+            f"{self._label}noise to signal: at least {self.per_round:.2g} in a round, {self.over_rounds:.2g} over all "
             f"{self.rounds} rounds."
         )
 
@@ -78,11 +81,15 @@ class Outlook:
         ]
         useless = "more local steps" if kept else "more local steps or rounds"
         return (
-            f"{'nothing' if ratio >= NOTHING else 'little'} can be learnt: the noise that counts is {ratio:.2g} times "
-            f"as long as the signal can be{memory}. At the same ε, {clients:,.0f} times the clients would make it "
+            f"{self._label}{'nothing' if ratio >= NOTHING else 'little'} can be learnt: the noise that counts is "
+            f"{ratio:.2g} times as long as the signal can be{memory}. At the same ε, {clients:,.0f} times the clients would make it "
             f"{ENOUGH:g}, which leaves enough to learn from. These help, too: {'; '.join(helps)}. These do not: more "
             f"data per client; {useless}."
         )
+
+    @property
+    def _label(self) -> str:
+        return f"{NOT_PRIVATE}: " if self.total_norm else ""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -94,7 +101,7 @@ class Outlook:
 def outlook(plan: Plan) -> Outlook:
     """Returns the outlook of a run that keeps to this plan."""
     ratio = plan.mechanism.noise_to_signal(plan.dim)
-    return Outlook(ratio, plan.dim, plan.rounds, plan.mechanism.trust, plan.remembers)
+    return Outlook(ratio, plan.dim, plan.rounds, plan.mechanism.trust, plan.remembers, plan.total_norm)
 
 
 def notes(plan: Plan | None) -> list[str]:
