@@ -82,9 +82,9 @@ class Outlook:
         useless = "more local steps" if kept else "more local steps or rounds"
         return (
             f"{self._label}{'nothing' if ratio >= NOTHING else 'little'} can be learnt: the noise that counts is "
-            f"{ratio:.2g} times as long as the signal can be{memory}. At the same ε, {clients:,.0f} times the clients would make it "
-            f"{ENOUGH:g}, which leaves enough to learn from. These help, too: {'; '.join(helps)}. These do not: more "
-            f"data per client; {useless}."
+            f"{ratio:.2g} times as long as the signal can be{memory}. At the same ε, {clients:,.0f} times the clients "
+            f"would make it {ENOUGH:g}, which leaves enough to learn from. These help, too: {'; '.join(helps)}. "
+            f"These do not: more data per client; {useless}."
         )
 
     @property
