@@ -709,6 +709,23 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
         assert said in sentence(found.err)
 
 
+def test_init_says_what_can_be_learnt(fednormec_: Command, tmp_path):
+    few = fednormec_("federation", "init", "few", "--clients", "3", "--inputs", "20", "--classes", "2")
+    ratio, warning = few.err.splitlines()
+    assert few.code == 0
+    assert ratio == "note: noise to signal: at least 17 in a round, 2.2 over all 60 rounds."
+    assert warning.startswith("note: nothing can be learnt: ")
+    (tmp_path / "many.toml").write_text("[local]\nstep = 0.1\n[privacy]\nnoise_std = 0.01\n")
+    many = fednormec_("federation", "init", "many", "many.toml", "--clients", "9", "--inputs", "5", "--classes", "3")
+    assert many.code == 0
+    assert len(many.err.splitlines()) == 1
+    (tmp_path / "poor.toml").write_text("[local]\nstep = 0.1\n[privacy]\nnoise_std = 0.01\nepsilon = 1.0\n")
+    poor = fednormec_("federation", "init", "poor", "poor.toml", "--clients", "9", "--inputs", "5", "--classes", "3")
+    assert poor.code == 2
+    assert "does not pay for one round" in sentence(poor.err)
+    assert not (tmp_path / "poor").exists()
+
+
 def test_nobody_takes_part_in_what_protects_nobody_unasked(fednormec_: Command, tmp_path):
     plain = "[local]\nstep = 0.1\n"
     (tmp_path / "plain.toml").write_text(plain)

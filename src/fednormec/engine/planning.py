@@ -1,6 +1,7 @@
 """Decisions before the first round: the plan that keeps to a budget, and how often to evaluate."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ def planned(
     x, width = problem.init(generator(0, "init")), algorithm.message_slots * problem.dim
     exactly = regroups(participation, problem)
     rounding = summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
-    return plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
+    found = plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
+    return replace(found, remembers=len(algorithm.init(x).memory) > 0)
 
 
 def evaluation_interval(

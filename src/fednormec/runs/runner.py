@@ -48,6 +48,7 @@ from fednormec.runs.shapes import SHAPES, about
 from fednormec.runs.start import (
     checkpoint_rounds,
     choices,
+    outlook_of,
     place_of,
     start,
     starting_point,
@@ -141,7 +142,7 @@ def perform(
         with RunFolder.new(path, experiment.config, plan, origin(experiment)) as folder:
             paying.folder = folder
             unused = [f"this run has no use for [{section}]." for section in experiment.unused]
-            for said in () if quiet else (*notes, *unused):
+            for said in () if quiet else (*notes, *unused, *outlook_of(experiment)):
                 note(said)
             with _says_how_to_go_on(path, site.command):
                 watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, 0, observers)

@@ -9,9 +9,13 @@ from fednormec.config.assemble import Experiment
 from fednormec.engine.figures import AVERAGED, TENTHS, TEST, by_importance, figure_of, over_clients
 from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
+from fednormec.runs.falling import falling
 from fednormec.runs.profile import table
 from fednormec.runs.records import Summary, Tally
 
+SHOWN_FACTS = (
+    "private", "epsilon", "delta", "accountant", "noise_std", "noise_to_signal", "trust", "adjacency",
+)  # fmt: skip
 ON_REQUEST = "stopped on request: "  # before the reason of who asked for it
 
 
@@ -118,6 +122,18 @@ def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, s
         }
     )
     if statement is not None:
-        shown_facts = ("private", "epsilon", "delta", "accountant", "noise_std", "trust", "adjacency")
-        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in shown_facts}}
-    return summary
+        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in SHOWN_FACTS}}
+    return Summary(summary | _warned(tally, statement))
+
+
+def _warned(tally: Tally, statement: Statement | None) -> dict[str, Any]:
+    """Returns what went wrong without an error, as data and as `warnings`, a sentence each."""
+    noise = None if statement is None else statement.facts["noise_to_signal"]["warning"]
+    warnings = [] if noise is None else [noise]
+    if not tally.evaluated:
+        return {"warnings": warnings}
+    rounds, metric = [record["round"] for record in tally.evaluated], tally.leading
+    fall = falling(metric, rounds, tally.curve, metric in tally.client_figures)
+    if fall is None:
+        return {"warnings": warnings}
+    return {"warnings": [*warnings, fall.sentence(statement is not None)], "falling": fall._asdict()}
