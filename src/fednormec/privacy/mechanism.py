@@ -186,8 +186,7 @@ class Mechanism:
     @property
     def variance(self) -> float:
         """Variance of the noise in each coordinate of a round's sum, expected where it depends on who sends."""
-        one = (self.noise_std * self.radius * (1 + self.rounding)) ** 2
-        return one if self.trust == "central" else one * self._senders
+        return self._std**2 * self.radius**2
 
     def noise_to_signal(self, dim: int) -> float:
         """Returns the norm of the noise in a round's mean message, over the longest that a mean message can be.
@@ -197,7 +196,7 @@ class Mechanism:
         Args:
             dim: number of coordinates of a message.
         """
-        return math.sqrt(dim * self.variance) / (self.radius * self._senders)
+        return self._std * math.sqrt(dim) / self._senders
 
     def release(self) -> Release:
         """Returns one round as the accountant sees it."""
@@ -264,6 +263,11 @@ class Mechanism:
     def _senders(self) -> float:
         """Expected number of senders in a round."""
         return self.participation.rate(self.num_clients) * self.num_clients
+
+    @property
+    def _std(self) -> float:
+        """Noise in each coordinate of the sum of as many senders as are expected, relative to the radius."""
+        return self.noise_std * (1 + self.rounding) * (1.0 if self.trust == "central" else math.sqrt(self._senders))
 
     def _source(self, seed: int, purpose: str, *address: int) -> Source:
         return SecureSource() if self.secure else generator(seed, purpose, *address, stream=self.stream)
