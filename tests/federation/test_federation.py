@@ -101,6 +101,11 @@ def test_over_the_wire_every_optimiser_trains_as_in_process(tmp_path, server):
         torch.testing.assert_close(one.average, other.average, rtol=1e-6, atol=1e-12)
 
 
+def test_over_the_wire_scales_are_those_in_process(tmp_path):
+    asked = config(method={"name": "dp_fed_avg_clip"}, server={"scaling": True}, privacy=PRIVATE)
+    assert_same(list(Network(asked, tmp_path).rounds()), in_process(asked))
+
+
 @pytest.mark.long
 def test_with_the_servers_noise_as_in_process(tmp_path):
     asked = config(privacy=PRIVATE)

@@ -139,3 +139,12 @@ def test_python_finds_it_with_the_statement():
     assert found["per_round"] == pytest.approx(100 * math.sqrt(3) / 5, rel=1e-6)
     assert found["over_rounds"] == pytest.approx(found["per_round"] / 2)
     assert found["warning"].startswith("nothing can be learnt")
+
+
+@pytest.mark.parametrize(("method", "keeps"), [
+    (fn.dp_fed_avg_clip, False), (fn.dp_fed_avg_normalized, False), (fn.fed_normec, True), (fn.centred, True),
+    (fn.econtrol, True), (fn.dp_scaffold, True), (lambda local: fn.scaled(fn.dp_fed_avg_clip(local)), False),
+])  # fmt: skip
+def test_a_plan_knows_whether_noise_stays_in_the_direction(method, keeps):
+    found = planned(fn.random_quadratic(5, 3), method(fn.gd(0.1)), fn.full(), fn.Privacy(noise_std=1.0), 9)
+    assert found.remembers == keeps

@@ -48,7 +48,7 @@ def test_a_config_spells_out_what_the_server_does(tmp_path):
     whole(tmp_path / "run", *SMALL, *BUSY)
     section = read(tmp_path / "run" / "config.toml")["server"]
     assert section == {"name": "momentum", "decay": 0.9, "nesterov": False, "schedule": "cosine", "warmup": 2,
-                       "local_schedule": "linear", "beta_schedule": "cooldown", "average": "tail",
+                       "local_schedule": "linear", "beta_schedule": "cooldown", "scaling": False, "average": "tail",
                        "average_decay": 0.95, "average_share": 0.25}  # fmt: skip
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["server"].startswith("momentum, cosine")
 
@@ -104,6 +104,7 @@ def test_from_python_the_kept_model_is_the_same_with_and_without_a_folder(tmp_pa
     (["server.average=ema", "server.average_decay=1"], "average_decay"),
     (["server.average=tail", "server.average_share=0"], "average_share"),
     (["method.name=dp_fed_avg_clip", "server.beta_schedule=linear"], "no beta to move"),
+    (["server.scaling=true"], "cannot be scaled"),
     (["method.name=clip21", "server.local_schedule=linear"], "no local steps"),
 ])  # fmt: skip
 def test_a_mistake_is_a_sentence_and_leaves_nothing(fednormec_: Command, tmp_path, overrides, said):

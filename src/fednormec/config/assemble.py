@@ -16,6 +16,7 @@ from torch import nn
 from fednormec.algorithms.faults import FAULTS, Faults, faulty
 from fednormec.algorithms.methods import METHODS
 from fednormec.algorithms.optimizers import OPTIMIZERS, ema, scheduled, tail
+from fednormec.algorithms.scaling import scaled
 from fednormec.config.datasets import Loaded, federated_data
 from fednormec.config.own import SECONDS, Loading, check_digests, is_own, require_agreed, within
 from fednormec.config.schema import Call, Config, Section, check, choose
@@ -206,6 +207,8 @@ def _algorithm(config: Config, resolved: Config, run: RunSettings) -> Algorithm:
         if algorithm.with_beta is None:
             raise UserError(f"{name} has no beta to move: leave server.beta_schedule out.")
         algorithm = algorithm.with_beta(schedule(asked.beta_schedule, run.rounds))
+    if asked.scaling:
+        algorithm = scaled(algorithm)
     return algorithm.with_optimizer(_wrapped(optimizer, asked, run.rounds))
 
 

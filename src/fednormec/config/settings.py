@@ -107,6 +107,8 @@ class ServerSettings:
         warmup: number of first rounds over which the server's step grows from 0.
         local_schedule: shape of the local step over the rounds.
         beta_schedule: shape of beta over the rounds, for methods with error feedback or centred feedback.
+        scaling: whether clients scale coordinates by public second moments before the bound and the server scales back
+            after the noise, for averaging methods.
         average: which average of the models is kept and evaluated beside them: none, an exponential one ("ema"), or the
             plain one of the last rounds ("tail").
         average_decay: share of the average so far that "ema" keeps per round.
@@ -117,6 +119,7 @@ class ServerSettings:
     warmup: int = 0
     local_schedule: Shape = "constant"
     beta_schedule: Shape = "constant"
+    scaling: bool = False
     average: Literal["none", "ema", "tail"] = "none"
     average_decay: float = 0.95
     average_share: float = 0.25

@@ -40,15 +40,15 @@ class Step(NamedTuple):
         memory: the method's memory after the round.
         scale: factor that makes the direction a mean over clients, such as 1/p. An optimiser whose step does not depend
             on the direction's length leaves it out.
-        noise: variance of the privacy noise in each coordinate of the direction; 0 if there is none. Where clients
-            answer to earlier noise, that of this round alone.
+        noise: variance of the privacy noise in each coordinate of the direction, one number or one for each; 0 if there
+            is none. Where clients answer to earlier noise, that of this round alone.
     """
 
     direction: Tensor
     size: float
     memory: Tensor
     scale: float = 1.0
-    noise: float = 0.0
+    noise: float | Tensor = 0.0
 
 
 class ServerOptimizer(NamedTuple):

@@ -144,7 +144,7 @@ def settings_of(config: Config, local: Local, rounds: int) -> Settings:
         raise UserError("no theorem covers server_normalization = false: the step's length must be known.")
     server = config.get("server", {})
     plain = {"name": "sgd", "schedule": "constant", "warmup": 0, "local_schedule": "constant",
-             "beta_schedule": "constant"}  # fmt: skip
+             "beta_schedule": "constant", "scaling": False}  # fmt: skip
     if any(server.get(key, value) != value for key, value in plain.items()):
         raise UserError("no theorem covers an optimiser of the server or a schedule: leave [server] out.")
     return Settings(
