@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale clean
+.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -99,6 +99,10 @@ reproduce: data
 
 private-at-scale: data
 	$(BIN)/python experiments/private-at-scale/private_at_scale.py
+
+# every method tuned alike at each ε, with the server's optimisers: hours; goes on where it was stopped
+leaderboard: data
+	$(BIN)/python experiments/leaderboard/leaderboard.py
 
 $(PFL)/.ready: benchmarks/peers-pfl.txt
 	$(PYTHON) -m venv $(PFL)

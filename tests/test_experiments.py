@@ -8,6 +8,7 @@ from typing import Any
 
 import contrast
 import gradients
+import leaderboard
 import numpy as np
 import outlook
 import private_at_scale
@@ -382,3 +383,35 @@ def test_a_case_of_outlook_has_the_noise_that_it_says() -> None:
 
 def test_the_page_of_readings_has_its_table() -> None:
     assert readings.table() in (EXPERIMENTS / "readings" / "README.md").read_text()
+
+
+def test_the_leaderboard_tunes_all_alike_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its quick version through real runs: as many tuning runs and seeds in one row as in another, each ε kept."""
+    monkeypatch.setattr(leaderboard, "FAMILIES", {n: leaderboard.FAMILIES[n] for n in ("DP-FedAvg (clip)", "Clip21")})
+    asked = ["--quick", "--workers", "1", "--results", str(tmp_path / "results.jsonl")]
+    leaderboard.main(asked)
+    runs = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    for family in leaderboard.FAMILIES:
+        mine = [run for run in runs if run["row"].endswith(family)]
+        assert [run["seed"] for run in mine].count(leaderboard.TUNING_SEED) == 3
+        judged = [run for run in mine if run["seed"] != leaderboard.TUNING_SEED]
+        assert sorted(run["seed"] for run in judged) == [*leaderboard.SEEDS]
+        best = max((run for run in mine if run not in judged), key=leaderboard.score)
+        assert all(run["settings"] == best["settings"] for run in judged)
+    assert all(7.5 < run["epsilon"] <= 8 for run in runs)
+    said = capsys.readouterr().out
+    leaderboard.main(asked)  # nothing is missing
+    assert capsys.readouterr().out == said
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(runs)
+
+
+def test_settings_of_the_leaderboard_are_drawn_by_number_alone() -> None:
+    first, other = (leaderboard.Row("quick", e, 0.5, f) for e, f in ((8.0, "DP-FedAvg (clip)"), (1.0, "Clip21")))
+    assert leaderboard.draw(first, 3) == leaderboard.draw(other, 3) != leaderboard.draw(first, 4)
+    best = leaderboard.draw(first, 0)
+    for number in range(20):
+        near = leaderboard.near(best, number)
+        assert all(0.39 < near[name] / best[name] < 2.51 for name in ("bound", "step", "local_step"))
+        assert {name: near[name] for name in ("server", "schedule", "local_steps")}.items() <= best.items()
