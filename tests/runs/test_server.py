@@ -82,6 +82,23 @@ def test_the_best_model_is_the_best_that_was_evaluated(tmp_path):
     assert last["kept"] == "last" and "kept_best" not in last
 
 
+@pytest.mark.parametrize("keep", ["last", "average", "best"])
+def test_the_stored_model_has_the_figures_that_were_recorded_of_it(fednormec_: Command, tmp_path, keep):
+    asked = ("privacy.noise_std=40", "server.average=ema", f"run.keep={keep}")
+    done = whole(tmp_path / "run", *PRIVATE, *asked)
+    found = json.loads(fednormec_("evaluate", tmp_path / "run", "--json").out)
+    assert found["recorded"] is True
+    if keep == "best":
+        assert found["metrics"]["test_accuracy"] == done["kept_best"]["value"]
+    if keep == "average":
+        assert found["metrics"]["test_accuracy"] == done["metrics"]["test_accuracy_averaged"]
+
+
+def test_the_end_of_a_run_names_the_average_and_the_model_that_was_kept(fednormec_: Command, tmp_path):
+    said = fednormec_("run", *sets(*PRIVATE, "server.average=tail", "run.keep=average"), "--out", tmp_path / "run")
+    assert "\naverage        test accuracy " in said.out and "\nkept           the average model\n" in said.out
+
+
 def test_from_python_the_kept_model_is_the_same_with_and_without_a_folder(tmp_path):
     problem = mlp_problem()
     method = fn.dp_fed_avg_clip(fn.gd(0.3)).with_optimizer(fn.optimizers.ema(fn.optimizers.momentum(0.5)))

@@ -16,7 +16,7 @@ from fednormec.core.vectors import flatten
 from fednormec.data import FederatedData
 from fednormec.data.names import built_in_name
 from fednormec.data.sources import Shapes
-from fednormec.engine.figures import TEST, by_importance, figure_of, over_clients
+from fednormec.engine.figures import AVERAGED, TEST, by_importance, figure_of, over_clients
 from fednormec.errors import UserError, known, visible
 from fednormec.files import digest, read_json
 from fednormec.results.loading import CONFIG, Stored, built, load, problem_name, require_code, stored
@@ -158,8 +158,7 @@ def _on_its_own(found: Stored, metrics: tuple[str, ...], code: Path) -> Evaluati
     require_same_data(read_json(found.path / "environment.json"), experiment)
     public, not_private = experiment.problem.evaluate(_vector(found, experiment, code))[:2]
     figures, notes = _chosen(public | not_private, metrics), tuple[str, ...]()
-    last = read_run(found.path).records[-1:]
-    written = {} if not last else last[0].public_figures | last[0].client_figures
+    written = _written(found)
     there = [name for name in figures if name in written]
     recorded = all(_same(figures[name], written[name]) for name in there) if there else None
     if has_batch_norm_of(found, code):
@@ -175,6 +174,19 @@ def _on_its_own(found: Stored, metrics: tuple[str, ...], code: Path) -> Evaluati
         found.path, on, figures, tuple(name for name in figures if name in not_private), None, recorded,
         *_privacy(found), notes,
     )  # fmt: skip
+
+
+def _written(found: Stored) -> dict[str, Any]:
+    """Returns the figures that the run recorded of the model that it stored, which need not be the last."""
+    best = found.summary.get("kept_best")
+    records = read_run(found.path).records
+    number = len(records) if best is None else best["round"]
+    if not 0 < number <= len(records):
+        return {}
+    figures = records[number - 1].public_figures | records[number - 1].client_figures
+    averaged = found.summary.get("kept") == "average" if best is None else best["figure"].endswith(AVERAGED)
+    kept = {name: value for name, value in figures.items() if name.endswith(AVERAGED) is averaged}
+    return {name.removesuffix(AVERAGED): value for name, value in kept.items()}
 
 
 def _on_data(found: Stored, source: str, settings: Section, metrics: tuple[str, ...], code: Path) -> Evaluation:

@@ -26,12 +26,15 @@ def describe(summary: dict[str, Any]) -> str:
     lines = [f"{summary['method']}{by}: {summary['rounds']} rounds, {summary['clients']} clients, "
              f"{summary['parameters']:,} parameters"]  # fmt: skip
     named = by_importance(summary["metrics"])
-    for name in named:
+    averaged = [name for name in named if name.endswith(AVERAGED)]
+    for name in (name for name in named if name not in averaged):
         curve = f"  {summary['curve']}" if name == named[0] and name.startswith(TEST) else ""
         shown = _figure(summary["metrics"][name], figure_of(name).form)
         lines.append(f"{figure_of(name).words:<14} {shown}{curve}{_looks(name, summary)}")
     if (spread_out := over_clients(summary["metrics"])) is not None:
         lines.append(f"over clients   {spread(summary['metrics'], spread_out)}{_looks(spread_out, summary)}")
+    if averaged:
+        lines.append(f"average        {', '.join(_of_average(name, summary) for name in averaged)}")
     guarantee = summary.get("guarantee", {})
     if guarantee:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")
@@ -67,6 +70,11 @@ def _guaranteed(guarantee: dict[str, Any]) -> str:
         f"min E‖∇f‖ ≤ {bound}{empty}, round by round {exact}; "
         f"least of {guarantee['models_measured']} models measured {measured}  (not private)"
     )
+
+
+def _of_average(name: str, summary: dict[str, Any]) -> str:
+    figure, looks = figure_of(name.removesuffix(AVERAGED)), " (not private)" if name in summary["not_private"] else ""
+    return f"{figure.words} {_figure(summary['metrics'][name], figure.form)}{looks}"
 
 
 def _kept(summary: dict[str, Any]) -> str:
