@@ -256,7 +256,12 @@ OWN = {
     "econtrol": fn.econtrol(fn.gd(0.1), bound="normalize", tau=2.0),
     "centred": fn.centred(fn.gd(0.1)),
     "centred, leaky": fn.centred(fn.gd(0.1), bound="clip", tau=0.3, leak=0.1),
+    "dp_fed_avg_adaptive": fn.dp_fed_avg_adaptive(fn.gd(0.1, steps=3), rate=2.0),
+    "fed_normec_adaptive": fn.fed_normec_adaptive(fn.gd(0.1), bit_share=0.02),
 }
+
+
+ALL_TRUSTS = ("fed_normec", "clip21_sgd2m", "dp_scaffold", "fed_normec_adaptive")
 
 
 def audit_of(algorithm, mechanism=CENTRAL, **more):
@@ -269,8 +274,8 @@ def audit_of(algorithm, mechanism=CENTRAL, **more):
     ("name", "trust"),
     [
         *((name, "central") for name in OWN),
-        *((name, trust) for name in ("fed_normec", "clip21_sgd2m", "dp_scaffold") for trust in ("secagg", "local")),
-    ],  # under the other two with one, two and three vectors that are sent or remembered
+        *((name, trust) for name in ALL_TRUSTS for trust in ("secagg", "local")),
+    ],  # under the other two with one, two and three vectors that are sent or remembered, and with a bit
 )
 def test_every_method_is_audited_as_it_is(name, trust):
     audit = audit_of(OWN[name], replace(CENTRAL, trust=trust))
@@ -350,6 +355,8 @@ def test_what_the_engine_refuses_is_a_violation(monkeypatch, place):
         (fn.fed_normec(fn.sgd(0.1, batch_size=2)), fn.poisson(0.5, "sleep"), fn.Privacy(epsilon=4.0, tuning_runs=2)),
         (fn.clip21(tau=0.5), None, fn.Privacy(epsilon=8.0, adjacency="replace_one")),
         (fn.centred(fn.gd(0.1), leak=0.1), fn.poisson(0.5), fn.Privacy(epsilon=8.0)),
+        (fn.dp_fed_avg_adaptive(fn.gd(0.1)), fn.poisson(0.5), fn.Privacy(epsilon=8.0)),
+        (fn.fed_normec_adaptive(fn.gd(0.1)), fn.poisson(0.5), fn.Privacy(epsilon=8.0, adjacency="replace_one")),
         (fn.dp_fed_avg_clip(fn.gd(0.1)), fn.fixed_size(5), fn.Privacy(noise_std=1.0, trust="secagg", min_cohort=2)),
     ],
 )

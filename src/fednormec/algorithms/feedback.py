@@ -67,15 +67,28 @@ def feedback(
         if server.round < warmup_rounds:
             return Step(v, 0.0, v)
         noise = weights.noise * gain * gain * (server.round + 1)  # v_i moves without it: what is in v stays there
-        if server_normalization:
-            return Step(unit(v), eta, v, noise=noise / max(float(v.double().square().sum()), TINY))
-        return Step(v, eta, v, noise=noise)  # line 15
+        return along(v, eta, v, noise, server_normalization)
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
     return Algorithm(
         name, local, bound, init, client_, server, memory_slots=1 if m == 1 else 2, keeps_updates=m < 1,
         idle_clients_advance=True, prime=prime,
     )  # fmt: skip
+
+
+def along(v: Tensor, eta: float, memory: Tensor, noise: float, normalized: bool) -> Step:
+    """Returns the step along v, or along v / ||v|| (Alg. 1, line 15).
+
+    Args:
+        v: direction, (d,).
+        eta: step of the server.
+        memory: the method's memory after the round.
+        noise: variance of the noise in each coordinate of v.
+        normalized: whether to divide by ||v||.
+    """
+    if normalized:
+        return Step(unit(v), eta, memory, noise=noise / max(float(v.double().square().sum()), TINY))
+    return Step(v, eta, memory, noise=noise)
 
 
 def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:

@@ -90,11 +90,11 @@ class Algorithm(NamedTuple):
         init: init(x0) -> Server, the state before the first round.
         client_: client_(server, rows, updates) -> Messages. `rows` (B, memory_slots d) are the clients' memories, all
             zero before the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten;
-            messages are (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
+            messages are (B, message_width(d)), bounded by `bound`. `client` is the same without side effects.
         server: server(server, mean, weights) -> Step. `mean` is the noisy sum of the senders' messages over M, the only
             thing that ever crosses from clients to server.
         memory_slots: number of vectors (d,) in a client's memory.
-        message_slots: number of vectors (d,) in a message.
+        message_slots: number of vectors (d,) in a message; `extras` come after them.
         keeps_updates: whether a memory takes in an update as it is, unbounded.
         idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same (`rule`).
         reads_memory: whether clients read the server's memory; a federation then sends it to them with the model.
@@ -103,6 +103,7 @@ class Algorithm(NamedTuple):
         prime: algorithm that runs for one exact round before the first, to fill the memories with local updates. It is
             an exact, unbounded release: never with privacy. Its Step has size 0.
         optimizer: what makes models of the method's steps; by default the plain step.
+        extras: what each number in a message after its vectors says, in words that the privacy statement repeats.
     """
 
     name: str
@@ -119,6 +120,11 @@ class Algorithm(NamedTuple):
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
     optimizer: ServerOptimizer = descent()
+    extras: tuple[str, ...] = ()
+
+    def message_width(self, dim: int) -> int:
+        """Returns the number of numbers in a message, where the model has `dim` parameters."""
+        return self.message_slots * dim + len(self.extras)
 
     def start(self, x0: Tensor) -> Server:
         """Returns the state before the first round, the optimiser's memory included."""
@@ -163,7 +169,7 @@ class Algorithm(NamedTuple):
             updates: their P_i, (B, d).
 
         Returns:
-            The messages (B, message_slots d) and the moved rows, all new.
+            The messages (B, message_width(d)) and the moved rows, all new.
         """
         moved = rows.clone()
         return self.client_(server, moved, updates.clone()).whole(), moved

@@ -1,6 +1,7 @@
 """Decisions before the first round: the plan that keeps to a budget, and how often to evaluate."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,10 +25,11 @@ def planned(
     """Returns the plan by which `simulate` keeps to `privacy`; raises UserError if it cannot be kept."""
     require_bounded(algorithm)
     participation = algorithm.rule(participation)
-    x, width = problem.init(generator(0, "init")), algorithm.message_slots * problem.dim
+    x, width = problem.init(generator(0, "init")), algorithm.message_width(problem.dim)
     exactly = regroups(participation, problem)
     rounding = summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
-    return plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
+    found = plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
+    return replace(found, extras=algorithm.extras)
 
 
 def evaluation_interval(

@@ -283,6 +283,7 @@ class Plan:
         nominal: the ε that the paper's formula was given; None: another calibration.
         total_norm: whether the noise is by total norm, which is not private.
         settings_from_data: whether other settings were chosen by a look at the clients' data.
+        extras: what each number in a message after its vectors says.
     """
 
     mechanism: Mechanism
@@ -294,6 +295,7 @@ class Plan:
     nominal: float | None
     total_norm: bool
     settings_from_data: bool
+    extras: tuple[str, ...] = ()
 
     @property
     def label(self) -> dict[str, str]:
