@@ -11,6 +11,7 @@ from audit_faults import beneath_the_guard
 from scipy import stats
 
 import fednormec as fn
+from fednormec.algorithms.adaptive import Threshold
 from fednormec.audit import playing
 from fednormec.audit.audit import (
     Audit,
@@ -290,6 +291,40 @@ def test_messages_that_are_five_percent_too_long_are_caught(monkeypatch, name):
     longer = lambda found: found._replace(total=1.05 * found.total)  # noqa: E731
     monkeypatch.setattr(threads, "tile", lambda *args: longer(right(*args)))
     assert audit_of(OWN[name]).reasons == ("the check of the length of messages fails",)
+
+
+ADAPTIVE = ("dp_fed_avg_adaptive", "fed_normec_adaptive")
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_a_bit_without_noise_is_caught(monkeypatch, name):
+    right = fn.Mechanism.noise
+    plain = lambda draw: np.append(draw[:-1], 0.0)  # noqa: E731
+    monkeypatch.setattr(fn.Mechanism, "noise", lambda self, *args: plain(right(self, *args)))
+    assert audit_of(OWN[name]).checks["noise level by coordinates"] < LEVEL
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_a_bit_on_top_of_the_radius_is_caught(monkeypatch, name):
+    """A vector that takes the whole radius leaves no room for a bit: the engine refuses, and beneath it the audit."""
+    monkeypatch.setattr(Threshold, "parts", lambda self, rows: (1 - 1e-5, math.sqrt(self.bit_share)))
+    assert "sent a message of length 1.0" in audit_of(OWN[name]).reasons[0]
+    with beneath_the_guard():
+        assert audit_of(OWN[name]).reasons == ("the check of the length of messages fails",)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_canary_is_beyond_a_threshold_that_adapts_in_every_round(name, dtype):
+    """Though everybody says that it is too small, so that it rises as fast as it can, to its end."""
+    mechanism = replace(CENTRAL, radius=1.0)
+    stage, axes = stage_for(mechanism, OWN[name], 5, dtype, None), torch.eye(2, 5)
+    problem = with_canaries(stage.silence(3), axes, np.array([True, False]), scale=stage.scale, nothing=stage.nothing)
+    share = 0.01 if name == "dp_fed_avg_adaptive" else 0.02
+    expected = torch.zeros(6, dtype=torch.float64)
+    expected[0], expected[5] = math.sqrt(1 - share), -math.sqrt(share)
+    for r in fn.simulate(problem, stage.algorithm, rounds=60):
+        torch.testing.assert_close(r.released, expected, rtol=1e-4, atol=1e-12)
 
 
 def test_only_messages_of_later_clients_that_are_too_long_are_caught(monkeypatch):

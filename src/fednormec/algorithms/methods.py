@@ -319,8 +319,8 @@ def fed_normec_adaptive(
     *,
     alpha: float = 0.1,
     beta: float = 0.1,
-    quantile: float = 0.5,
-    start: float = 1.0,
+    quantile: float = 0.9,
+    start: float = 0.1,
     rate: float = 0.2,
     bit_share: float = 0.01,
     server_step: float = 0.1,
@@ -332,8 +332,11 @@ def fed_normec_adaptive(
     b_i = 1 if ||P_i - v_i|| <= C, else 0;  Delta_i = Norm_{alpha C}(P_i - v_i);  v_i <- v_i + beta C Delta_i
     v <- v + (beta C/M) sum_{i in S} q Delta_i;  x <- x - eta v/||v||, or x - eta v with server_normalization off.
     C <- C exp(-rate (b - quantile)), b the noisy share of the bits that are 1. Radius 1, Delta_i and b_i together.
-    The rule of C, its defaults and the split of the noise are those of dp_fed_avg_adaptive. alpha is relative to C,
-    too, so that the method does not depend on the unit of the updates. With alpha >= beta no memory overshoots.
+    The rule of C and the split of the noise are those of dp_fed_avg_adaptive. alpha is relative to C, too, so that the
+    method does not depend on the unit of the updates. With alpha >= beta no memory overshoots. C can fall by
+    exp(-rate (1 - quantile)) per round, so that a memory which lags behind when the others have arrived can still move
+    by beta C/(rate (1 - quantile)): 5 C by default. With the median it is 1 C, and up to half of the memories can stay
+    behind for good. C rises fast and falls slowly: a start that is too small costs less.
 
     Args:
         local: local operator T_i.
