@@ -9,6 +9,7 @@ from typing import Any
 import contrast
 import gradients
 import numpy as np
+import outlook
 import private_at_scale
 import pytest
 import rates
@@ -20,6 +21,7 @@ from scipy.optimize import brentq
 
 import fednormec as fn
 from fednormec.core.local import Moment
+from fednormec.privacy.outlook import ENOUGH, LITTLE, NOTHING
 from fednormec.results.reading import find_runs
 from fednormec.theory.setting import Constants, constants_of
 from fednormec.theory.watch import measure
@@ -357,6 +359,25 @@ class Still:
 
     def model(self, x: torch.Tensor) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10))
+
+
+def test_the_page_of_outlook_has_its_tables_and_the_thresholds_part_its_runs() -> None:
+    page = (EXPERIMENTS / "outlook" / "README.md").read_text()
+    assert outlook.table() in page and outlook.bands() in page
+    reached = [(outlook.decisive(*case), best) for *case, best in outlook.found()]
+    assert max(best for ratio, best in reached if ratio >= NOTHING) < 0.3  # chance is 0.1
+    assert max(best for ratio, best in reached if ratio >= LITTLE) < 0.55
+    assert min(best for ratio, best in reached if ratio < ENOUGH) > 0.65
+
+
+def test_a_case_of_outlook_has_the_noise_that_it_says() -> None:
+    """And ends as its page says: learnt with little noise, at chance with much."""
+    case, method = outlook.problem((), 20), outlook.METHODS["dp_fed_avg_normalized"](0.2)
+    good, bad = (outlook.accuracy(case, method, 15, ratio) for ratio in (0.1, 16.0))
+    assert good > 0.8
+    assert bad < 0.2
+    noise = fn.Mechanism(20, fn.full(), 4.0 * math.sqrt(15) * 20 / math.sqrt(case.dim))
+    assert noise.noise_to_signal(case.dim) / math.sqrt(15) == pytest.approx(4.0)
 
 
 def test_the_page_of_readings_has_its_table() -> None:

@@ -20,6 +20,7 @@ from fednormec.algorithms.methods import fed_avg as fed_avg
 from fednormec.algorithms.methods import fed_normec as fed_normec
 from fednormec.algorithms.methods import fed_normec_adaptive as fed_normec_adaptive
 from fednormec.algorithms.methods import scaffold as scaffold
+from fednormec.algorithms.scaling import scaled as scaled
 from fednormec.audit.audit import Audit as Audit
 from fednormec.audit.audit import audit_mechanism as audit_mechanism
 from fednormec.audit.audit import audit_training as audit_training

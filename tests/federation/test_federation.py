@@ -36,6 +36,7 @@ from hypothesis import strategies as st
 
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
+from fednormec.algorithms.optimizers import OPTIMIZERS
 from fednormec.data import Examples
 from fednormec.engine.round import Round, record
 from fednormec.errors import Stopped, UserError, visible
@@ -87,6 +88,22 @@ def test_over_the_wire_every_method_trains_as_in_process(tmp_path, method, idle)
     network = Network(asked, tmp_path)
     assert_same(list(network.rounds()), in_process(asked))
     assert network.said == []
+
+
+@pytest.mark.parametrize("server", OPTIMIZERS)
+def test_over_the_wire_every_optimiser_trains_as_in_process(tmp_path, server):
+    """Clients know the schedules of their own step and of beta, and compute at the point that they are told."""
+    falling = {"schedule": "cosine", "local_schedule": "linear", "beta_schedule": "cooldown", "average": "ema"}
+    asked = config(server={"name": server, **falling}, privacy=PRIVATE)
+    wire, process = list(Network(asked, tmp_path).rounds()), in_process(asked)
+    assert_same(wire, process)
+    for one, other in zip(wire, process, strict=True):
+        torch.testing.assert_close(one.average, other.average, rtol=1e-6, atol=1e-12)
+
+
+def test_over_the_wire_scales_are_those_in_process(tmp_path):
+    asked = config(method={"name": "dp_fed_avg_clip"}, server={"scaling": True}, privacy=PRIVATE)
+    assert_same(list(Network(asked, tmp_path).rounds()), in_process(asked))
 
 
 @pytest.mark.long
@@ -528,6 +545,7 @@ def test_what_all_must_agree_on_is_the_same_for_all(tmp_path):
     for other in (
         config(privacy=LOCAL | {"noise_std": 0.1}), config(privacy=PRIVATE), config(),
         config(privacy=LOCAL, run={"rounds": 7, "seed": 3, "dtype": "float64"}),
+        config(privacy=LOCAL, server={"beta_schedule": "linear"}),
         config(privacy=LOCAL, federation=asked["federation"] | {"clients": [*NAMES, "more"]}),
     ):  # fmt: skip
         assert for_server(other, tmp_path).agreed != agreed
@@ -694,6 +712,23 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
         found = fednormec_("federation", *arguments)
         assert found.code == 2, arguments
         assert said in sentence(found.err)
+
+
+def test_init_says_what_can_be_learnt(fednormec_: Command, tmp_path):
+    few = fednormec_("federation", "init", "few", "--clients", "3", "--inputs", "20", "--classes", "2")
+    ratio, warning = few.err.splitlines()
+    assert few.code == 0
+    assert ratio == "note: noise to signal: at least 17 in a round, 2.2 over all 60 rounds."
+    assert warning.startswith("note: nothing can be learnt: ")
+    (tmp_path / "many.toml").write_text("[local]\nstep = 0.1\n[privacy]\nnoise_std = 0.01\n")
+    many = fednormec_("federation", "init", "many", "many.toml", "--clients", "9", "--inputs", "5", "--classes", "3")
+    assert many.code == 0
+    assert len(many.err.splitlines()) == 1
+    (tmp_path / "poor.toml").write_text("[local]\nstep = 0.1\n[privacy]\nnoise_std = 0.01\nepsilon = 1.0\n")
+    poor = fednormec_("federation", "init", "poor", "poor.toml", "--clients", "9", "--inputs", "5", "--classes", "3")
+    assert poor.code == 2
+    assert "does not pay for one round" in sentence(poor.err)
+    assert not (tmp_path / "poor").exists()
 
 
 def test_nobody_takes_part_in_what_protects_nobody_unasked(fednormec_: Command, tmp_path):

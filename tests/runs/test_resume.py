@@ -149,7 +149,8 @@ def test_a_run_that_came_to_its_end_is_told_once_more(fednormec_: Command, tmp_p
     for _ in range(2):  # the first makes the page about it, the second finds it
         said = fednormec_("run", "--resume", "out")
         assert said.code == 0
-        assert said.err == "note: the run in out has come to its end already.\n"
+        warned = [f"note: {text}" for text in json.loads(before["summary.json"])["warnings"]]
+        assert said.err.splitlines() == ["note: the run in out has come to its end already.", *warned]
         assert "out/report.html" in said.out
     assert "test accuracy" in said.out
     assert "ε ≤" in said.out

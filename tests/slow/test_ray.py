@@ -92,6 +92,7 @@ def same(ones: list[tuple[Any, ...]], others: list[tuple[Any, ...]]) -> bool:
 
 
 SGD = fn.sgd(0.3, steps=3, batch_size=4)
+FALLING = fn.schedule("linear", 4)
 FAULTY = fn.faulty(SGD, FAULTS["not_a_number"], [1, 13, 22])
 CASES = {
     "feedback, all advance": (fn.fed_normec(SGD), fn.poisson(0.5)),
@@ -107,6 +108,14 @@ CASES = {
     "adaptive clip": (fn.dp_fed_avg_adaptive(SGD), fn.poisson(0.5)),
     "adaptive feedback": (fn.fed_normec_adaptive(FAULTY), fn.poisson(0.5)),
     "broken clients": (fn.fed_normec(FAULTY), fn.poisson(0.5)),
+    "looking ahead, on schedules": (
+        fn.fed_normec(SGD.scheduled(FALLING)).with_beta(FALLING).with_optimizer(fn.optimizers.disk(0.6)),
+        fn.poisson(0.5),
+    ),
+    "adam, averaged": (
+        fn.dp_fed_avg_clip(SGD).with_optimizer(fn.optimizers.ema(fn.optimizers.adam())),
+        fn.poisson(0.5),
+    ),
 }
 WITHOUT_NOISE = {
     "primed": (fn.fed_normec(SGD, initial_memory="local_updates", warmup_rounds=1), fn.poisson(0.5, "sleep")),

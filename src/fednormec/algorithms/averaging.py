@@ -24,12 +24,12 @@ def averaging(
     """
     eta = positive("server_step", server_step)
     one_of("bounded", bounded, ("displacement", "update"))
-    scale = local.step if bounded == "displacement" else 1.0
 
     def init(x0: Tensor) -> Server:
         return Server(x0, x0.new_empty(0), 0)
 
     def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+        scale = local.step_in(server.round + 1) if bounded == "displacement" else 1.0
         return bound.scale_(updates.mul_(representable(scale, updates.dtype)))
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:

@@ -7,6 +7,7 @@ from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
+from fednormec.core.schedules import Schedule, constant
 from fednormec.core.vectors import plus
 from fednormec.errors import UserError, positive
 
@@ -20,6 +21,7 @@ def centred_feedback(
     server_step: float,
     leak: float | None = None,
     deviation_step: float | None = None,
+    beta_schedule: Schedule | None = None,
 ) -> Algorithm:
     """Centred feedback: m_i = bound(P_i - v - h_i);  v <- v + beta (1/(pM)) sum_{i in S} m_i,  x <- x - eta v.
 
@@ -35,6 +37,7 @@ def centred_feedback(
         server_step: eta.
         leak: l, in (0, 1]; None: clients keep nothing.
         deviation_step: a; None: beta. Only with a leak.
+        beta_schedule: factor on beta by the round; None: constant. a stays.
     """
     beta, eta = positive("beta", beta), positive("server_step", server_step)
     if leak is None and deviation_step is not None:
@@ -42,6 +45,7 @@ def centred_feedback(
     if leak is not None and not 0 < leak <= 1:
         raise UserError(f"leak must lie in (0, 1], not {leak}.")
     a = beta if deviation_step is None else positive("deviation_step", deviation_step)
+    fading = constant() if beta_schedule is None else beta_schedule
 
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
@@ -58,9 +62,15 @@ def centred_feedback(
         return messages
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
-        gain = beta * weights.average
+        gain = beta * fading.factor(server.round + 1) * weights.average
         v = plus(server.memory, mean, gain)
         return Step(v, eta, v, noise=weights.noise * gain * gain)
 
     slots = 0 if leak is None else 1
-    return Algorithm(name, local, bound, init, client_, server, memory_slots=slots, reads_memory=True)
+    return Algorithm(
+        name, local, bound, init, client_, server, memory_slots=slots, reads_memory=True,
+        with_beta=lambda schedule: centred_feedback(
+            name, local, bound, beta=beta, server_step=eta, leak=leak, deviation_step=deviation_step,
+            beta_schedule=schedule,
+        ),
+    )  # fmt: skip

@@ -25,7 +25,7 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
         bound: operator that bounds every message.
         server_step: eta.
     """
-    step = positive("server_step", server_step) * local.step
+    eta = positive("server_step", server_step)
 
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
@@ -41,7 +41,7 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         displacement, change = mean.chunk(2)
         c = plus(server.memory, change, weights.memory)
-        return Step(displacement, step, c, weights.average, weights.noise)
+        return Step(displacement, eta * local.step_in(server.round + 1), c, weights.average, weights.noise)
 
     return Algorithm(
         name, local, bound, init, client_, server, memory_slots=1, message_slots=2, reads_memory=True,

@@ -9,6 +9,7 @@ from fednormec.core.algorithm import Algorithm, Server, Step
 from fednormec.core.bounds import Bound, Messages, identity
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
+from fednormec.core.schedules import Schedule, constant
 from fednormec.core.vectors import plus, unit
 from fednormec.errors import UserError, non_negative, one_of, positive
 
@@ -26,6 +27,7 @@ def feedback(
     warmup_rounds: int = 0,
     client_momentum: float = 1.0,
     initial_memory: str = "zero",
+    beta_schedule: Schedule | None = None,
 ) -> Algorithm:
     """Error feedback: a client sends the bounded difference between its update and a memory of what it sent.
 
@@ -42,12 +44,14 @@ def feedback(
         warmup_rounds: number of first rounds in which the server keeps x while the memories track P_i(x^0).
         client_momentum: m, in (0, 1]; 1: none.
         initial_memory: "zero", or "local_updates": an exact round before the first fills the memories.
+        beta_schedule: factor on beta by the round; None: constant.
     """
     m, beta, eta = client_momentum, positive("beta", beta), positive("server_step", server_step)
     if not 0 < m <= 1:
         raise UserError(f"client_momentum must lie in (0, 1], not {m}.")
     non_negative("warmup_rounds", warmup_rounds)
     one_of("initial_memory", initial_memory, ("zero", "local_updates"))
+    fading = constant() if beta_schedule is None else beta_schedule
 
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
@@ -59,20 +63,25 @@ def feedback(
             updates.clamp_(-most, most)
         if m < 1:
             updates.copy_(rows[:, updates.shape[1] :].lerp_(updates, m))
-        return bound.track_(updates, v, beta)  # Alg. 1, lines 6 and 7
+        return bound.track_(updates, v, beta * fading.factor(server.round + 1))  # Alg. 1, lines 6 and 7
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
-        gain = beta * weights.memory
-        v = plus(server.memory, mean, gain)  # line 14
+        k = server.round + 1
+        v = plus(server.memory, mean, beta * fading.factor(k) * weights.memory)  # line 14
         if server.round < warmup_rounds:
             return Step(v, 0.0, v)
-        noise = weights.noise * gain * gain * (server.round + 1)  # v_i moves without it: what is in v stays there
+        rounds = k if beta_schedule is None else sum(fading.factor(j) ** 2 for j in range(1, k + 1))
+        noise = weights.noise * beta * beta * weights.memory**2 * rounds  # v_i moves without it: what is in v stays
         return along(v, eta, v, noise, server_normalization)
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
     return Algorithm(
         name, local, bound, init, client_, server, memory_slots=1 if m == 1 else 2, keeps_updates=m < 1,
         idle_clients_advance=True, prime=prime,
+        with_beta=lambda schedule: feedback(
+            name, local, bound, beta=beta, server_step=eta, server_normalization=server_normalization,
+            warmup_rounds=warmup_rounds, client_momentum=m, initial_memory=initial_memory, beta_schedule=schedule,
+        ),
     )  # fmt: skip
 
 

@@ -135,10 +135,7 @@ def scheduled(optimizer: ServerOptimizer, schedule: Schedule) -> ServerOptimizer
     """
 
     def update(x: Tensor, memory: Tensor, step: Step, number: int) -> tuple[Tensor, Tensor]:
-        factor = schedule.factor(number)
-        if factor == 0:
-            return x, memory
-        return optimizer.update(x, memory, step._replace(size=step.size * factor), number)
+        return optimizer.update(x, memory, step._replace(size=step.size * schedule.factor(number)), number)
 
     return optimizer._replace(name=f"{optimizer.name}, {schedule.name}", update=update)
 

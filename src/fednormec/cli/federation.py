@@ -10,7 +10,7 @@ import typer
 
 from fednormec.cli.help import Command, Group
 from fednormec.cli.options import Quiet
-from fednormec.cli.printing import print_end
+from fednormec.cli.printing import print_end, tell
 from fednormec.errors import Stopped, UserError, visible
 
 HELP = """Train with clients that are other people's machines. Flower is the transport.
@@ -82,7 +82,9 @@ def init(
 ) -> None:
     require_flower()
     from fednormec.config.schema import read
+    from fednormec.federation.agreement import for_server, read_federation
     from fednormec.federation.provision import CLIENTS, make
+    from fednormec.privacy.outlook import notes
 
     names = [f"client-{i + 1}" for i in range(int(clients))] if clients.isdecimal() else clients.split(",")
     begun = None if config is None else Path(config)
@@ -96,6 +98,7 @@ def init(
     print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
+    tell(notes(for_server(read_federation(made), made).plan))
 
 
 def _shape(option: str, text: str) -> list[int]:

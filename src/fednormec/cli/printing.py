@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 def print_end(summary: dict[str, Any], as_json: bool) -> None:
-    """Print how a run ended; raises UserError if it diverged."""
+    """Print how a run ended, and what to be warned of; raises UserError if it diverged."""
     from fednormec.files import to_json
     from fednormec.runs.summary import describe
 
-    print(to_json(summary) if as_json else describe(summary))
+    print(to_json(summary) if as_json else describe(summary), flush=True)
+    tell(summary.get("warnings", ()))
     if summary["status"] == "diverged":
         raise UserError(f"{summary['message']}. The rounds before it are kept in {summary['out']}.")
 

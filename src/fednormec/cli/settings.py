@@ -59,13 +59,13 @@ def _sections() -> dict[str, Part]:
     from fednormec.config.constructors import CONSTRUCTORS
     from fednormec.config.forms import PICTURES, TABLE
     from fednormec.config.listing import about, settings_of
-    from fednormec.config.settings import PURPOSES, SWEEP, DataSettings, GivenConstants, ModelSettings, RunSettings
+    from fednormec.config.settings import BESIDE, PURPOSES, SWEEP, DataSettings, GivenConstants, RunSettings
     from fednormec.federation.agreement import FederationSettings
     from fednormec.privacy.mechanism import Privacy
 
     own = {
         "data": DataSettings, "privacy": Privacy, "constants": GivenConstants, "faults": Faults,
-        "federation": FederationSettings, "model": ModelSettings, "run": RunSettings,
+        "federation": FederationSettings, "run": RunSettings, **BESIDE,
     }  # fmt: skip
     forms = {"data": {"table": TABLE.build, "images": PICTURES.build}}
     found = {}

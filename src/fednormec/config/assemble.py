@@ -1,7 +1,9 @@
 """Builds the objects of a run from a config: problem, algorithm, participation, noise."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,8 @@ from torch import nn
 
 from fednormec.algorithms.faults import FAULTS, Faults, faulty
 from fednormec.algorithms.methods import METHODS
+from fednormec.algorithms.optimizers import OPTIMIZERS, ema, scheduled, tail
+from fednormec.algorithms.scaling import scaled
 from fednormec.config.datasets import Loaded, federated_data
 from fednormec.config.own import SECONDS, Loading, check_digests, is_own, require_agreed, within
 from fednormec.config.schema import Call, Config, Section, check, choose
@@ -21,16 +25,19 @@ from fednormec.config.settings import (
     MODEL_SETTINGS,
     PYTHON,
     SECTIONS,
+    SERVER_SETTINGS,
     GivenConstants,
     ModelSettings,
     RunSettings,
+    ServerSettings,
 )
 from fednormec.config.usual import with_usual
-from fednormec.core.algorithm import Algorithm
-from fednormec.core.local import gd, ig, sgd
+from fednormec.core.algorithm import Algorithm, ServerOptimizer
+from fednormec.core.local import LocalUpdate, gd, ig, sgd
 from fednormec.core.participation import Participation, fixed_size, full, poisson
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
+from fednormec.core.schedules import schedule
 from fednormec.data import (
     Examples,
     FederatedData,
@@ -152,7 +159,7 @@ def rules(config: Config) -> Rules:
     resolved: Config = {}
     resolved["run"] = check("[run]", config.get("run", {}), RunSettings)
     run = RunSettings(**resolved["run"])
-    algorithm = _algorithm(config, resolved)
+    algorithm = _algorithm(config, resolved, run)
     participation = _choose(config, resolved, "participation", PARTICIPATIONS)()
     _require_full_where_named(resolved)
     privacy = None
@@ -180,14 +187,49 @@ def _choose(config: Config, resolved: Config, section: str, table: Table, given:
     return call
 
 
-def _algorithm(config: Config, resolved: Config) -> Algorithm:
+def _algorithm(config: Config, resolved: Config, run: RunSettings) -> Algorithm:
     name = str(config.get("method", {}).get("name", DEFAULT_NAMES["method"]))
     known("method", name, METHODS)
     takes_local = METHODS[name].takes_local
     table: Table = {key: method.build for key, method in METHODS.items()}
     method = _choose(config, resolved, "method", table, given=1 if takes_local else 0)
-    algorithm: Algorithm = method(_choose(config, resolved, "local", LOCALS)()) if takes_local else method()
-    return algorithm
+    optimizer, asked = _server(config, resolved)
+    algorithm: Algorithm
+    if takes_local:
+        local: LocalUpdate = _choose(config, resolved, "local", LOCALS)()
+        falls = asked.local_schedule != "constant"
+        algorithm = method(local.scheduled(schedule(asked.local_schedule, run.rounds)) if falls else local)
+    elif asked.local_schedule != "constant":
+        raise UserError(f"{name} takes gradients and no local steps: leave server.local_schedule out.")
+    else:
+        algorithm = method()
+    if asked.beta_schedule != "constant":
+        if algorithm.with_beta is None:
+            raise UserError(f"{name} has no beta to move: leave server.beta_schedule out.")
+        algorithm = algorithm.with_beta(schedule(asked.beta_schedule, run.rounds))
+    if asked.scaling:
+        algorithm = scaled(algorithm)
+    return algorithm.with_optimizer(_wrapped(optimizer, asked, run.rounds))
+
+
+def _server(config: Config, resolved: Config) -> tuple[ServerOptimizer, ServerSettings]:
+    """Returns the optimiser that [server] names, and the settings beside its own."""
+    given = config.get("server", {})
+    own, beside = ({key: given[key] for key in given if (key in SERVER_SETTINGS) is shared} for shared in (False, True))
+    asked = ServerSettings(**check("[server]", beside, ServerSettings))
+    table: Table = {name: optimizer.build for name, optimizer in OPTIMIZERS.items()}
+    optimizer: ServerOptimizer = _choose({"server": own}, resolved, "server", table)()
+    resolved["server"] |= asdict(asked)
+    return optimizer, asked
+
+
+def _wrapped(optimizer: ServerOptimizer, asked: ServerSettings, rounds: int) -> ServerOptimizer:
+    """Returns the optimiser with the schedule and the average that [server] asks for."""
+    if asked.schedule != "constant" or asked.warmup:
+        optimizer = scheduled(optimizer, schedule(asked.schedule, rounds, asked.warmup))
+    if asked.average == "ema":
+        return ema(optimizer, asked.average_decay)
+    return tail(optimizer, rounds - math.ceil(asked.average_share * rounds)) if asked.average == "tail" else optimizer
 
 
 def _require_full_where_named(resolved: Config) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fednormec.algorithms.methods import METHODS
+from fednormec.algorithms.optimizers import OPTIMIZERS
 from fednormec.config.assemble import LOCALS, PARTICIPATIONS, Table, problems
 from fednormec.config.datasets import PARTITIONS
 from fednormec.config.listing import Setting, about, settings_of
@@ -57,5 +58,6 @@ CONSTRUCTORS: dict[str, dict[str, Constructor]] = {
     "model": _all({**MODELS, **TOKEN_MODELS}, given=2),
     "local": _all(LOCALS),
     "method": {name: Constructor(method.build, int(method.takes_local)) for name, method in METHODS.items()},
+    "server": {name: Constructor(optimizer.build) for name, optimizer in OPTIMIZERS.items()},
     "participation": _all(PARTICIPATIONS),
 }

@@ -7,7 +7,7 @@ from fednormec.config.constructors import CONSTRUCTORS
 from fednormec.config.datasets import OF_CLIENTS
 from fednormec.config.forms import TABLE, form_of
 from fednormec.config.own import is_own
-from fednormec.config.settings import DATA_SETTINGS, DEFAULT_NAMES, DataSettings, ModelSettings
+from fednormec.config.settings import BESIDE, DATA_SETTINGS, DEFAULT_NAMES, DataSettings
 from fednormec.config.signatures import Parameter, fits, in_words, parameters
 from fednormec.data.contents import Contents, contents
 from fednormec.data.names import BUILT_IN, built_in_name
@@ -66,7 +66,7 @@ def _parameters(section: str, settings: Settings) -> dict[str, Parameter] | None
     table, name = CONSTRUCTORS.get(section, {}), settings.get("name", DEFAULT_NAMES.get(section))
     if not (isinstance(name, str) and name in table):
         return None
-    return table[name].parameters | (parameters(ModelSettings) if section == "model" else {})
+    return table[name].parameters | (parameters(BESIDE[section]) if section in BESIDE else {})
 
 
 def _taken(section: str, old: Settings, given: Settings) -> Taken:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fednormec.config.settings import DEFAULT_NAMES, MODEL_SETTINGS, SECTIONS, DataSettings
+from fednormec.config.settings import BESIDE, DEFAULT_NAMES, SECTIONS, DataSettings
 from fednormec.config.signatures import parameters, typed
 from fednormec.data.names import FEDERATIONS, built_in_name
 from fednormec.errors import UserError, known, visible
@@ -130,7 +130,7 @@ def choose(section: str, settings: Section, table: Mapping[str, Callable[..., An
         raise UserError(f"[{section}] needs a name, one of {', '.join(table)}.")
     known(section, name, table)
     own = {key: value for key, value in settings.items() if key != "name"}
-    beside = ("name", *MODEL_SETTINGS) if section == "model" else ("name",)
+    beside = ("name", *(parameters(BESIDE[section]) if section in BESIDE else ()))
     return Call(table[name], check(f"[{section}] {name}", own, table[name], given, beside))
 
 

@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from fednormec.core.schedules import Shape
 from fednormec.errors import UserError, at_least_one, non_negative, positive
 
+Keep = Literal["last", "average", "best"]
 QUICKSTART = Path(__file__).with_name("quickstart.toml")
 THEORY = Path(__file__).with_name("theory.toml")
 PURPOSES = {
@@ -16,6 +18,7 @@ PURPOSES = {
     "model": "the model that the problem neural trains",
     "local": "how a client computes its update",
     "method": "what clients send, and what the server makes of it",
+    "server": "the server's optimiser, schedules, an average of models",
     "participation": "who takes part in a round",
     "privacy": "noise and its accounting; without it nothing is protected",
     "constants": "constants for the theory, each in place of the computed one",
@@ -29,7 +32,8 @@ PYTHON = "python"  # the section of a run whose problem and method are values of
 MADE_BY = "made_by"  # its setting that names the function that made the problem
 SECTIONS = tuple(PURPOSES)
 SWEEP = "lists of values, SECTION.KEY = [...], for fednormec sweep"
-DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full"}
+DEFAULT_NAMES = {"problem": "neural", "model": "mlp", "local": "gd", "method": "fed_normec", "participation": "full",
+                 "server": "sgd"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,40 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class ServerSettings:
+    """Settings of [server] that every optimiser has, beside its own. None of them costs privacy.
+
+    Attributes:
+        schedule: shape of the server's step over the rounds; "cooldown" falls over the last quarter.
+        warmup: number of first rounds over which the server's step grows from 0.
+        local_schedule: shape of the local step over the rounds.
+        beta_schedule: shape of beta over the rounds, for methods with error feedback or centred feedback.
+        scaling: whether clients scale coordinates by public second moments before the bound and the server scales back
+            after the noise, for averaging methods.
+        average: which average of the models is kept and evaluated beside them: none, an exponential one ("ema"), or the
+            plain one of the last rounds ("tail").
+        average_decay: share of the average so far that "ema" keeps per round.
+        average_share: share of the rounds, the last ones, that "tail" averages.
+    """
+
+    schedule: Shape = "constant"
+    warmup: int = 0
+    local_schedule: Shape = "constant"
+    beta_schedule: Shape = "constant"
+    scaling: bool = False
+    average: Literal["none", "ema", "tail"] = "none"
+    average_decay: float = 0.95
+    average_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        non_negative("[server] warmup", self.warmup)
+        if not 0 <= self.average_decay < 1:
+            raise UserError(f"[server] average_decay must lie in [0, 1), not {self.average_decay}.")
+        if not 0 < self.average_share <= 1:
+            raise UserError(f"[server] average_share must lie in (0, 1], not {self.average_share}.")
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """Settings of [run]: how long, from which seed, on what.
 
@@ -114,6 +152,8 @@ class RunSettings:
         checkpoint_seconds: a checkpoint is also written when this time has passed since the last (inf: never for that
             reason).
         keep_checkpoint: whether the last checkpoint stays when the run has finished. It holds the clients' memories.
+        keep: which model is stored: that after the "last" round, the "average" that [server] keeps, or the "best" of
+            all that were evaluated, by the first figure on the test set, averages included.
     """
 
     rounds: int = 100
@@ -127,6 +167,7 @@ class RunSettings:
     checkpoint_rounds: int | None = None
     checkpoint_seconds: float = 30.0
     keep_checkpoint: bool = False
+    keep: Keep = "last"
 
     def __post_init__(self) -> None:
         if self.checkpoint_rounds is not None:
@@ -137,6 +178,8 @@ class RunSettings:
 
 DATA_SETTINGS = tuple(field.name for field in fields(DataSettings))
 MODEL_SETTINGS = tuple(field.name for field in fields(ModelSettings))
+SERVER_SETTINGS = tuple(field.name for field in fields(ServerSettings))
+BESIDE: dict[str, type] = {"model": ModelSettings, "server": ServerSettings}  # beside those of what a section names
 DEALING = ("clients", "concentration", "shards_per_client")  # settings of partitions, beside those of [data]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Participation, Weights
+from fednormec.core.schedules import Schedule
 from fednormec.core.vectors import plus
 
 NOTHING = torch.empty(0)
@@ -39,15 +40,15 @@ class Step(NamedTuple):
         memory: the method's memory after the round.
         scale: factor that makes the direction a mean over clients, such as 1/p. An optimiser whose step does not depend
             on the direction's length leaves it out.
-        noise: variance of the privacy noise in each coordinate of the direction; 0 if there is none. Where clients
-            answer to earlier noise, that of this round alone.
+        noise: variance of the privacy noise in each coordinate of the direction, one number or one for each; 0 if there
+            is none. Where clients answer to earlier noise, that of this round alone.
     """
 
     direction: Tensor
     size: float
     memory: Tensor
     scale: float = 1.0
-    noise: float = 0.0
+    noise: float | Tensor = 0.0
 
 
 class ServerOptimizer(NamedTuple):
@@ -103,6 +104,7 @@ class Algorithm(NamedTuple):
         prime: algorithm that runs for one exact round before the first, to fill the memories with local updates. It is
             an exact, unbounded release: never with privacy. Its Step has size 0.
         optimizer: what makes models of the method's steps; by default the plain step.
+        with_beta: with_beta(schedule) -> the same method with its beta on a schedule; None if it has none to move.
         extras: what each number in a message after its vectors says, in words that the privacy statement repeats.
     """
 
@@ -120,6 +122,7 @@ class Algorithm(NamedTuple):
     correction: Callable[[Server, Tensor], Tensor] | None = None
     prime: "Algorithm | None" = None
     optimizer: ServerOptimizer = descent()
+    with_beta: "Callable[[Schedule], Algorithm] | None" = None
     extras: tuple[str, ...] = ()
 
     def message_width(self, dim: int) -> int:

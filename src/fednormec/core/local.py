@@ -11,20 +11,23 @@ from torch import Tensor
 
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
+from fednormec.core.schedules import Schedule, constant
 from fednormec.core.vectors import plus
 from fednormec.errors import at_least_one, one_of, positive
 
 
 class Moment(NamedTuple):
-    """Address of a round's local randomness.
+    """Address of a round's local randomness, and how long its local steps are.
 
     Args:
         seed: seed of the run.
         round: number of the round.
+        factor: factor on the local steps, by their schedule.
     """
 
     seed: int
     round: int
+    factor: float = 1.0
 
 
 class LocalUpdate(NamedTuple):
@@ -37,12 +40,31 @@ class LocalUpdate(NamedTuple):
             added to every local gradient (control variates).
         visits: visits(n) is the number of examples of which a client that has n takes a gradient; one that it takes
             twice counts twice.
+        schedule: factor on the step by the round, which `run` keeps to; `scheduled` sets both.
     """
 
     name: str
     step: float
     run: Callable[[Problem, Tensor, np.ndarray, Moment, Tensor | None], Tensor]
     visits: Callable[[int], int] = lambda n: n
+    schedule: Schedule = constant()
+
+    def step_in(self, number: int) -> float:
+        """Returns the step in the round with this number, from 1."""
+        return self.step * self.schedule.factor(number)
+
+    def scheduled(self, schedule: Schedule) -> "LocalUpdate":
+        """Returns the same operator with its step on a schedule.
+
+        Args:
+            schedule: factor by the round, such as fn.schedule("cosine", rounds=100).
+        """
+
+        def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
+            now = moment._replace(factor=moment.factor * schedule.factor(moment.round))
+            return self.run(problem, x, ids, now, correction)
+
+        return self._replace(name=f"{self.name}, {schedule.name}", run=run, schedule=schedule)
 
 
 class Batches(NamedTuple):
@@ -65,7 +87,7 @@ def gd(step: float, steps: int = 1) -> LocalUpdate:
     def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
         total = _corrected(problem.grad(x, ids), correction)
         for _ in range(steps - 1):
-            y = plus(x, total, -step / steps)
+            y = plus(x, total, -step * moment.factor / steps)
             total.add_(_corrected(problem.grad(y, ids), correction))
         return total if steps == 1 else total.div_(steps)
 
@@ -154,7 +176,7 @@ def _stochastic(
     def run(problem: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
         sizes = problem.client_sizes[ids]
         plan = _stack([visits(int(n), moment, int(i)) for n, i in zip(sizes, ids, strict=True)])
-        return _descend(problem, x, ids, plan, step, correction)
+        return _descend(problem, x, ids, plan, step * moment.factor, correction)
 
     return run
 

@@ -8,7 +8,7 @@ import torch
 
 from fednormec.core.algorithm import Algorithm
 from fednormec.core.bounds import STRIP
-from fednormec.core.participation import Participation
+from fednormec.core.participation import Participation, Weights
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import norm_error
@@ -29,7 +29,16 @@ def planned(
     exactly = regroups(participation, problem)
     rounding = summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
     found = plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
-    return replace(found, extras=algorithm.extras)
+    return replace(found, remembers=_remembers(algorithm, x, width), extras=algorithm.extras)
+
+
+def _remembers(algorithm: Algorithm, x: torch.Tensor, width: int) -> bool:
+    """Returns whether a round's mean, noise included, is in the next direction, or in what corrects clients."""
+    if algorithm.correction is not None:
+        return True
+    weights = Weights(1.0, 1.0)
+    after = algorithm.advance(algorithm.start(x), x.new_full((width,), 1 / math.sqrt(width)), weights)
+    return bool(algorithm.server(after, x.new_zeros(width), weights).direction.any())
 
 
 def evaluation_interval(

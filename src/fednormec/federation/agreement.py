@@ -26,7 +26,7 @@ from fednormec.errors import UserError, at_least_one, known, positive, require_r
 from fednormec.privacy.mechanism import Plan
 
 NAME, KEYS = "federation.toml", "keys"
-AGREED = ("data", "features", "problem", "model", "local", "method", "participation", "privacy", "code")
+AGREED = ("data", "features", "problem", "model", "local", "method", "server", "participation", "privacy", "code")
 AGREED_OF_RUN = ("rounds", "seed", "dtype")
 HELD_OUT = 0.2
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

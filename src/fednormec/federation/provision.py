@@ -63,6 +63,7 @@ def make(
         asked["federation"].setdefault("classes", len(labels) if isinstance(labels, list) else CLASSES)
     beside = folder if config is None else config.parent
     found = for_server(asked, beside)  # raises UserError now if something does not fit together
+    found.plan  # noqa: B018  likewise if no noise keeps to [privacy]
     settings, code = found.settings, found.experiment.config.get("code", {})
     asked |= {"code": code} if code else {}
     try:

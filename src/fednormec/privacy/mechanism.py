@@ -186,9 +186,17 @@ class Mechanism:
     @property
     def variance(self) -> float:
         """Variance of the noise in each coordinate of a round's sum, expected where it depends on who sends."""
-        one = (self.noise_std * self.radius * (1 + self.rounding)) ** 2
-        senders = self.num_clients * self.participation.rate(self.num_clients)
-        return one if self.trust == "central" else one * senders
+        return self._std**2 * self.radius**2
+
+    def noise_to_signal(self, dim: int) -> float:
+        """Returns the norm of the noise in a round's mean message, over the longest that a mean message can be.
+
+        The root mean square of that norm, for the expected number of senders; the longest is the radius, which cancels.
+
+        Args:
+            dim: number of coordinates of a message.
+        """
+        return self._std * math.sqrt(dim) / self._senders
 
     def release(self) -> Release:
         """Returns one round as the accountant sees it."""
@@ -251,6 +259,16 @@ class Mechanism:
 
         return replace(self, noise_std=least_noise(at, epsilon))
 
+    @property
+    def _senders(self) -> float:
+        """Expected number of senders in a round."""
+        return self.participation.rate(self.num_clients) * self.num_clients
+
+    @property
+    def _std(self) -> float:
+        """Noise in each coordinate of the sum of as many senders as are expected, relative to the radius."""
+        return self.noise_std * (1 + self.rounding) * (1.0 if self.trust == "central" else math.sqrt(self._senders))
+
     def _source(self, seed: int, purpose: str, *address: int) -> Source:
         return SecureSource() if self.secure else generator(seed, purpose, *address, stream=self.stream)
 
@@ -283,6 +301,8 @@ class Plan:
         nominal: the ε that the paper's formula was given; None: another calibration.
         total_norm: whether the noise is by total norm, which is not private.
         settings_from_data: whether other settings were chosen by a look at the clients' data.
+        dim: number of coordinates of a message.
+        remembers: whether the server has a memory, which keeps the noise of earlier rounds.
         extras: what each number in a message after its vectors says.
     """
 
@@ -295,6 +315,8 @@ class Plan:
     nominal: float | None
     total_norm: bool
     settings_from_data: bool
+    dim: int
+    remembers: bool = False
     extras: tuple[str, ...] = ()
 
     @property
@@ -358,7 +380,7 @@ def plan(
     nominal = asked.epsilon if paper else None
     return Plan(
         mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM,
-        asked.settings_from_data,
+        asked.settings_from_data, dim,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.outlook import outlook
 
 ADJACENCY = {
     "zero_out": "the client stays in the protocol and all its messages become 0",
@@ -82,6 +83,7 @@ def state(
         "noise_std": mechanism.noise_std,
         "radius": mechanism.radius,
         "noise_added_for_rounding": mechanism.rounding,
+        "noise_to_signal": outlook(plan).facts,
         "clients": mechanism.num_clients,
         "participation": mechanism.participation.name,
         "p_accounted": mechanism.p,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fednormec.config.schema import read
-from fednormec.config.settings import PYTHON
+from fednormec.config.settings import PYTHON, Keep
 from fednormec.core.algorithm import Algorithm
 from fednormec.core.participation import Participation, full
 from fednormec.core.problem import Problem
@@ -30,6 +30,7 @@ from fednormec.results.reading import read_run
 from fednormec.results.report import with_report
 from fednormec.runs.folder import VECTOR, how_to_resume
 from fednormec.runs.interrupts import STOPPING, asked_to_stop
+from fednormec.runs.kept import Keeper, require_keepable
 from fednormec.runs.records import finished
 from fednormec.runs.runner import Site, go_on, perform
 from fednormec.runs.summary import ON_REQUEST
@@ -49,6 +50,7 @@ def train(
     on: Place | None = None,
     observers: Sequence[Observer] = (),
     stop_when: Callable[[Record], str | None] = lambda public: None,
+    keep: Keep = "last",
     out: Path | str | None = None,
     checkpoint_rounds: int | None = None,
 ) -> Trained:
@@ -74,6 +76,8 @@ def train(
         stop_when: may end the run after a round. It gets the public part of the round's record, nothing that looks at
             clients' data, and returns why to stop, or None to continue. The statement then says that the run was
             stopped and why, and its ε is that of all rounds, since what was released decided.
+        keep: which model is returned and stored: that after the "last" round, the "average" that the server's optimiser
+            keeps, or the "best" of all that were evaluated, by the first figure on the test set, averages included.
         out: a new folder for the run; None: nothing is written.
         checkpoint_rounds: number of rounds between checkpoints, with `out`; there is one every 30 seconds in any case,
             and with secure noise by default one after each round.
@@ -93,9 +97,10 @@ def train(
         if checkpoint_rounds is not None:
             raise UserError("checkpoint_rounds is for a run with a folder: give out, such as out='runs/mine'.")
         require_kinds(values)
-        return _in_memory(values, rounds, seed, evaluate_every, place, observers, stop_when)
+        return _in_memory(values, rounds, seed, evaluate_every, place, observers, stop_when, keep)
     Watch(observers)  # raises UserError now if one of them is no observer
-    asked = {"rounds": rounds, "seed": seed, "evaluate_every": evaluate_every, "checkpoint_rounds": checkpoint_rounds}
+    asked = {"rounds": rounds, "seed": seed, "evaluate_every": evaluate_every, "checkpoint_rounds": checkpoint_rounds,
+             "keep": keep}  # fmt: skip
     experiment, path = begun(values, asked), Path(out)
     with asked_to_stop(STOPPING) as stop:
         site = Site(lambda config: experiment, place)
@@ -165,12 +170,16 @@ def _in_memory(
     place: Place,
     observers: Sequence[Observer],
     stop_when: Callable[[Record], str | None],
+    keep: Keep,
 ) -> Trained:
     problem, algorithm, participation, privacy, x0 = values
     every = evaluate_every
     if every is None:
         every = evaluation_interval(problem, algorithm, participation or full(), rounds, privacy is not None)
-    x, history, diverged, statement, stopped = x0, list[Record](), None, None, None
+    x = problem.init(generator(seed, "init")) if x0 is None else x0
+    require_keepable(keep, privacy is not None, algorithm, x, problem)
+    keeper = Keeper(keep, privacy is not None, x)
+    history, diverged, statement, stopped = list[Record](), None, None, None
     spent: list[Plan] = []
     simulation = simulate(
         problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every, on=place,
@@ -179,7 +188,7 @@ def _in_memory(
     with watching(observers) as watch:
         try:
             for r in simulation:
-                x = r.x
+                keeper.after(r)
                 history.append(record(r))
                 public = history[-1].public_part
                 watch.after(r, history[-1])
@@ -190,7 +199,7 @@ def _in_memory(
             diverged = end
         why = str(diverged) if diverged is not None else None if stopped is None else f"{ON_REQUEST}{stopped}"
         watch.close(why)
-    x = problem.init(generator(seed, "init")) if x is None else x
+    x = keeper.model()
     if spent:
         statement = state(spent[-1], len(spent), ended=why)
     return Trained(problem.model(x), x, history, diverged, statement, stopped)

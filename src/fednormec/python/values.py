@@ -78,6 +78,8 @@ def begun(values: Values, run: Section, settings: Mapping[str, Section] | None =
         "method": {"name": algorithm.name, **more.get("method", {"bound": algorithm.bound.name})},
         "participation": _described(own, problem.num_clients),
     }
+    if algorithm.optimizer.name != "sgd":
+        config["server"] = {"name": algorithm.optimizer.name}
     if privacy is not None:
         privacy = Privacy(**{key: plain(value) for key, value in asdict(privacy).items()})
         config["privacy"] = asdict(privacy)

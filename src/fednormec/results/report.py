@@ -143,10 +143,18 @@ def _warnings(groups: Sequence[Group]) -> str:
             f'<div class="box alarm" role="alert"><p><strong>{NOT_PRIVATE}.</strong> {escape(who)}: the noise is '
             "too small to protect anybody; the ε shown is the true one and promises nothing.</p></div>"
         )
+    if told := [(run.title, str(text)) for group in groups for run in group.runs for text in _told(run)]:
+        items = "".join(f"<li>{marked(name)}: {escape(text)}</li>" for name, text in told)
+        parts.append(f'<div class="box amber"><p><strong>What went wrong</strong></p><ul>{items}</ul></div>')
     if missing:
         items = "".join(f"<li>{marked(name)}: {escape(problem)}.</li>" for name, problem in missing)
         parts.append(f'<div class="box amber"><p><strong>What is missing</strong></p><ul>{items}</ul></div>')
     return "\n".join(parts)
+
+
+def _told(run: Run) -> list[Any]:
+    found = run.said.get("warnings")
+    return found if isinstance(found, list) else []
 
 
 def _tiles(groups: Sequence[Group]) -> str:
@@ -271,10 +279,21 @@ def _statement(run: Run) -> tuple[str, str, str]:
         why = "There is no privacy statement: the run has not come to its end, or the file is lost."
         return alarm or " amber", so_far, f"<p>{why}</p>"
     claim, *lines = run.statement.split("\n")
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in _entries(lines))
+    entries = [*_entries(lines), *_noise_to_signal(run)]
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries)
     claim = claim if not alarm or NOT_PRIVATE in claim else f"{NOT_PRIVATE}: {claim}"
     whole = f"<details><summary>The statement as text</summary>{pre(run.statement)}</details>"
     return alarm, claim, f'<dl class="statement">{listed}</dl>{whole}'
+
+
+def _noise_to_signal(run: Run) -> list[tuple[str, str]]:
+    """Returns the entry on noise and signal; none of a run whose summary does not say."""
+    found = run.said.get("noise_to_signal")
+    known = found if isinstance(found, dict) else {}
+    one, all_rounds = (number(known.get(key)) for key in ("per_round", "over_rounds"))
+    if one is None or all_rounds is None:
+        return []
+    return [("noise to signal", f"at least {one:.2g} in a round, {all_rounds:.2g} over all rounds")]
 
 
 def _so_far(run: Run) -> str:

@@ -23,7 +23,8 @@ class Summary(dict[str, Any]):
     Keys that every summary has: `method` (its name), `rounds` (number of rounds done), `metrics` (the last figures of
     the model, null for a non-finite one), `status` (done, diverged, budget_spent or stopped), `clients`, `parameters`,
     `privacy` (a sentence), `left_out` (number of updates), `not_private` (names of figures). A private run adds
-    `epsilon`, `delta`, `private` and more of its statement.
+    `epsilon`, `delta`, `private`, `noise_to_signal` and more of its statement. `warnings` are sentences; `falling` is
+    there if the leading figure fell from its best. Old summaries have neither of them, nor `noise_to_signal`.
     """
 
     @classmethod
@@ -74,4 +75,9 @@ class Tally:
         self.latest = {key: math.nan if value is None else value for key, value in found.items()}
         self.client_figures = set(record.client_figures)
         self.evaluated.append(record)
-        self.curve.append(self.latest[next(iter([*by_importance(self.latest), *self.latest]))])
+        self.curve.append(self.latest[self.leading])
+
+    @property
+    def leading(self) -> str:
+        """Name of the figure that the curve is of: of the latest figures the one that says most."""
+        return next(iter([*by_importance(self.latest), *self.latest]))

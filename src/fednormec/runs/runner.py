@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
-
 from fednormec.config.assemble import Experiment, assemble
 from fednormec.config.schema import Config, read
 from fednormec.config.settings import PYTHON
@@ -33,6 +31,7 @@ from fednormec.runs.checkpoint import Checkpoint, Checkpoints, tidy
 from fednormec.runs.clients import by_client
 from fednormec.runs.folder import RunFolder, default_path, how_to_resume
 from fednormec.runs.guarantee import advised, against_guarantee, measures
+from fednormec.runs.kept import Keeper, require_keepable
 from fednormec.runs.origin import origin
 from fednormec.runs.progress import progress, sparkline
 from fednormec.runs.records import Summary, Tally, finished
@@ -49,6 +48,7 @@ from fednormec.runs.shapes import SHAPES, about
 from fednormec.runs.start import (
     checkpoint_rounds,
     choices,
+    outlook_of,
     place_of,
     start,
     starting_point,
@@ -134,12 +134,15 @@ def perform(
             from fednormec.theory.question import require_covered
 
             require_covered(experiment)
+        problem = experiment.problem if site.command is None else None  # a federation's clients are not there yet
+        private, x = experiment.privacy is not None, starting_point(experiment)
+        require_keepable(experiment.run.keep, private, experiment.algorithm, x, problem)
         path, paying = out or default_path(name), _Paying()
         rounds = start(experiment, place_of(experiment, site.on, path), paying)
         with RunFolder.new(path, experiment.config, plan, origin(experiment)) as folder:
             paying.folder = folder
             unused = [f"this run has no use for [{section}]." for section in experiment.unused]
-            for said in () if quiet else (*notes, *unused):
+            for said in () if quiet else (*notes, *unused, *outlook_of(experiment)):
                 note(said)
             with _says_how_to_go_on(path, site.command):
                 watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, 0, observers)
@@ -250,9 +253,10 @@ def _train(run: _Run, rounds: Generator[Round, None, None]) -> Summary:
     experiment, folder = run.experiment, run.folder
     tally = Tally(folder.records)
     with watching(run.observers()) as watch:
-        x, ending = _in_order(run, rounds, tally, watch)
+        keeper, ending = _in_order(run, rounds, tally, watch)
+        x = keeper.model()
         statement = _statement(run, ending.why)
-        summary = summarize(experiment, tally, folder.path, ending, statement)
+        summary = summarize(experiment, tally, folder.path, ending, statement) | keeper.facts()
         if ending.why is None and tally.evaluated and measures(experiment) is not None:
             summary["guarantee"] = against_guarantee(experiment, folder, tally.evaluated, run.known, run.by_plan)
         summary |= {"not_private": [*sorted(tally.client_figures), "left_out"], "left_out": tally.left_out}
@@ -261,6 +265,7 @@ def _train(run: _Run, rounds: Generator[Round, None, None]) -> Summary:
                 folder.note(Path(SHAPES).stem, about(experiment.shapes))
             flat = x if PYTHON in experiment.config else None
             folder.finish(experiment.problem.named(x), summary, statement, flat)
+            keeper.tidy()
             tidy(folder.path, 1 if experiment.run.keep_checkpoint else 0)
         watch.close(ending.why)
     if run.profile is not None:
@@ -271,7 +276,7 @@ def _train(run: _Run, rounds: Generator[Round, None, None]) -> Summary:
     return Summary(summary | texts)
 
 
-def _in_order(run: _Run, rounds: Generator[Round, None, None], tally: Tally, watch: Watch) -> tuple[Tensor, Ending]:
+def _in_order(run: _Run, rounds: Generator[Round, None, None], tally: Tally, watch: Watch) -> tuple[Keeper, Ending]:
     """Takes the rounds in the order that the privacy promise rests on.
 
     1. Ledger: `rounds` pays for a round (`_Paying`) before anything of it is released, and that is on the disk then. A
@@ -284,18 +289,18 @@ def _in_order(run: _Run, rounds: Generator[Round, None, None], tally: Tally, wat
     Observers hear of a round after that: nothing rests on them.
 
     Returns:
-        The last finite model, and how the rounds ended.
+        What kept the model to store, and how the rounds ended.
     """
     measure, checkpoints = measures(run.experiment), _checkpoints(run.experiment, run.folder)
-    saved = run.checkpoint
-    x = starting_point(run.experiment) if saved is None else run.experiment.algorithm.model(saved.server)
+    keeper = _keeper(run)
     why = next((said for said in map(run.stop_when, run.folder.public_parts()) if said is not None), None)
     try:
         for r in () if why is not None else rounds:
             with stage("evaluation"):
                 measured = None if measure is None or r.metrics is None else measure(r)
-            x, line = r.x, record(r, measured)
+            line = record(r, measured)
             with stage("disk"):
+                keeper.after(r)
                 run.folder.add(line)
             tally.add(line)
             stopped = _keep(run, checkpoints, r)
@@ -306,8 +311,18 @@ def _in_order(run: _Run, rounds: Generator[Round, None, None], tally: Tally, wat
             if why is not None:
                 rounds.close()
     except Diverged as end:
-        return x, Ending("diverged", str(end))
-    return x, Ending() if why is None else Ending("stopped", f"{ON_REQUEST}{why}")
+        return keeper, Ending("diverged", str(end))
+    return keeper, Ending() if why is None else Ending("stopped", f"{ON_REQUEST}{why}")
+
+
+def _keeper(run: _Run) -> Keeper:
+    """Returns what keeps the model to store, as it was after the checkpoint."""
+    algorithm, keep, private = run.experiment.algorithm, run.experiment.run.keep, run.experiment.privacy is not None
+    if run.checkpoint is None:
+        return Keeper(keep, private, starting_point(run.experiment), run.folder.path)
+    server = run.checkpoint.server
+    average = algorithm.average(server) if keep == "average" else None
+    return Keeper(keep, private, algorithm.model(server) if average is None else average, run.folder.path, resumes=True)
 
 
 def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> bool:

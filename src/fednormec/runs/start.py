@@ -11,12 +11,14 @@ from fednormec.config.assemble import Experiment, evaluate_every
 from fednormec.core import kernels
 from fednormec.core.randomness import generator
 from fednormec.engine.clients import Place
+from fednormec.engine.planning import planned
 from fednormec.engine.ray_cluster import Ray
 from fednormec.engine.round import Resumed, Round
 from fednormec.engine.simulation import simulate
 from fednormec.engine.threads import Threads
 from fednormec.errors import UserError, at_least_one
 from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.outlook import notes
 from fednormec.problems.neural import NeuralProblem
 
 
@@ -31,6 +33,12 @@ def start(
         seed=run.seed, x0=x0, evaluate_every=evaluate_every(experiment), on=place, before_release=before_release,
         resume=resume,
     )  # fmt: skip
+
+
+def outlook_of(experiment: Experiment) -> list[str]:
+    """Returns what to say of noise and signal before the first round."""
+    problem, algorithm, participation, privacy, run, *_ = experiment
+    return notes(None if privacy is None else planned(problem, algorithm, participation, privacy, run.rounds))
 
 
 def place_of(experiment: Experiment, on: Place | None = None, folder: Path = Path()) -> Place:

@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.config.assemble import Experiment
-from fednormec.engine.figures import TENTHS, TEST, by_importance, figure_of, over_clients
+from fednormec.engine.figures import AVERAGED, TENTHS, TEST, by_importance, figure_of, over_clients
 from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
+from fednormec.runs.falling import falling
 from fednormec.runs.profile import table
 from fednormec.runs.records import Summary, Tally
 
+SHOWN_FACTS = (
+    "private", "epsilon", "delta", "accountant", "noise_std", "noise_to_signal", "trust", "adjacency",
+)  # fmt: skip
 ON_REQUEST = "stopped on request: "  # before the reason of who asked for it
 
 
 def describe(summary: dict[str, Any]) -> str:
     """Returns the summary as text, for a person."""
-    lines = [f"{summary['method']}: {summary['rounds']} rounds, {summary['clients']} clients, "
+    server = summary.get("server", "sgd")
+    by = "" if server == "sgd" else f", server {server}"
+    lines = [f"{summary['method']}{by}: {summary['rounds']} rounds, {summary['clients']} clients, "
              f"{summary['parameters']:,} parameters"]  # fmt: skip
     named = by_importance(summary["metrics"])
     for name in named:
@@ -29,6 +35,8 @@ def describe(summary: dict[str, Any]) -> str:
     guarantee = summary.get("guarantee", {})
     if guarantee:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")
+    if summary.get("kept", "last") != "last":
+        lines.append(f"kept           {_kept(summary)}")
     if summary["left_out"]:
         lines.append(f"left out       {summary['left_out']} updates that were not finite{_looks('left_out', summary)}")
     if summary["status"] in ("budget_spent", "stopped"):
@@ -59,6 +67,15 @@ def _guaranteed(guarantee: dict[str, Any]) -> str:
         f"min E‖∇f‖ ≤ {bound}{empty}, round by round {exact}; "
         f"least of {guarantee['models_measured']} models measured {measured}  (not private)"
     )
+
+
+def _kept(summary: dict[str, Any]) -> str:
+    best = summary.get("kept_best")
+    if best is None:
+        return f"the {summary['kept']} model"
+    figure, averaged = figure_of(best["figure"].removesuffix(AVERAGED)), best["figure"].endswith(AVERAGED)
+    which = "average" if averaged else "model"
+    return f"the {which} after round {best['round']}, {figure.words} {_figure(best['value'], figure.form)}"
 
 
 def _figure(value: float | None, form: str) -> str:
@@ -96,6 +113,7 @@ def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, s
             "message": why,
             "local": experiment.algorithm.local.name,
             "bound": experiment.algorithm.bound.name,
+            "server": experiment.algorithm.optimizer.name,
             "participation": experiment.participation.name,
             "idle": experiment.algorithm.rule(experiment.participation).idle,
             "clients": experiment.problem.num_clients,
@@ -104,6 +122,18 @@ def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, s
         }
     )
     if statement is not None:
-        shown_facts = ("private", "epsilon", "delta", "accountant", "noise_std", "trust", "adjacency")
-        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in shown_facts}}
-    return summary
+        summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in SHOWN_FACTS}}
+    return Summary(summary | _warned(tally, statement))
+
+
+def _warned(tally: Tally, statement: Statement | None) -> dict[str, Any]:
+    """Returns what went wrong without an error, as data and as `warnings`, a sentence each."""
+    noise = None if statement is None else statement.facts["noise_to_signal"]["warning"]
+    warnings = [] if noise is None else [noise]
+    if not tally.evaluated:
+        return {"warnings": warnings}
+    rounds, metric = [record["round"] for record in tally.evaluated], tally.leading
+    fall = falling(metric, rounds, tally.curve, metric in tally.client_figures)
+    if fall is None:
+        return {"warnings": warnings}
+    return {"warnings": [*warnings, fall.sentence(statement is not None)], "falling": fall._asdict()}

@@ -142,6 +142,11 @@ def settings_of(config: Config, local: Local, rounds: int) -> Settings:
     method = config["method"]
     if not method["server_normalization"]:
         raise UserError("no theorem covers server_normalization = false: the step's length must be known.")
+    server = config.get("server", {})
+    plain = {"name": "sgd", "schedule": "constant", "warmup": 0, "local_schedule": "constant",
+             "beta_schedule": "constant", "scaling": False}  # fmt: skip
+    if any(server.get(key, value) != value for key, value in plain.items()):
+        raise UserError("no theorem covers an optimiser of the server or a schedule: leave [server] out.")
     return Settings(
         local, config["local"]["step"] if "local" in config else 1.0, method["alpha"], method["beta"],
         method["server_step"], rounds, method["warmup_rounds"], method["initial_memory"],
