@@ -158,7 +158,7 @@ def test_the_type_checker_finds_a_name_that_is_not_there(said: dict[str, str]) -
 @pytest.mark.parametrize(
     ("name", "signature"),
     [
-        ("clip", "def (tau: float) -> "),
+        ("clip", "def (tau: float, radius: float | None =) -> "),
         ("identity", "def () -> "),
         ("smooth_normalize", "def (alpha: float, radius: float =) -> "),
         ("top_k", "def (k: int) -> "),

@@ -7,6 +7,7 @@ from fednormec.algorithms.methods import alpha_normec as alpha_normec
 from fednormec.algorithms.methods import centred as centred
 from fednormec.algorithms.methods import clip21 as clip21
 from fednormec.algorithms.methods import clip21_sgd2m as clip21_sgd2m
+from fednormec.algorithms.methods import dp_fed_avg_adaptive as dp_fed_avg_adaptive
 from fednormec.algorithms.methods import dp_fed_avg_clip as dp_fed_avg_clip
 from fednormec.algorithms.methods import dp_fed_avg_normalized as dp_fed_avg_normalized
 from fednormec.algorithms.methods import dp_scaffold as dp_scaffold
@@ -17,6 +18,7 @@ from fednormec.algorithms.methods import ef21_pp as ef21_pp
 from fednormec.algorithms.methods import ef21_sgdm as ef21_sgdm
 from fednormec.algorithms.methods import fed_avg as fed_avg
 from fednormec.algorithms.methods import fed_normec as fed_normec
+from fednormec.algorithms.methods import fed_normec_adaptive as fed_normec_adaptive
 from fednormec.algorithms.methods import scaffold as scaffold
 from fednormec.algorithms.scaling import scaled as scaled
 from fednormec.audit.audit import Audit as Audit

@@ -220,6 +220,8 @@ def test_an_average_is_evaluated_beside_the_model():
     fn.fed_normec(fn.gd(0.1), beta=0.3, server_normalization=False).with_beta(fn.schedule("linear", 4)),
     fn.econtrol(fn.gd(0.1), tau=0.5),
     fn.dp_scaffold(fn.gd(0.1)),
+    fn.dp_fed_avg_adaptive(fn.gd(0.1)),
+    fn.fed_normec_adaptive(fn.gd(0.1), server_normalization=False),
 ], ids=lambda a: a.name)  # fmt: skip
 def test_a_steps_noise_is_its_variance(method, trust):
     """Silent clients: a direction is all noise. 4,000 draws tell its variance to 3 %, and reject 2/3 and 3/2."""
@@ -229,7 +231,7 @@ def test_a_steps_noise_is_its_variance(method, trust):
     weights = participation.weights(20)._replace(noise=mechanism.variance / 20**2)
     server = method.start(torch.zeros(dim, dtype=torch.float64))
     for k in range(1, rounds + 1):
-        mean = torch.from_numpy(mechanism.noise(method.message_slots * dim, 8, 7, k)) / 20
+        mean = torch.from_numpy(mechanism.noise(method.message_width(dim), 8, 7, k)) / 20
         step = method.server(server, mean, weights)
         found = float(step.direction.square().mean()) / step.noise
         assert 0.9 < found < 1.1, f"round {k}: {found}"

@@ -121,10 +121,36 @@ CASES = {
         )
         for name in ("clip", "normalize")
     },
+    "fed_normec_adaptive": (
+        partial(fn.fed_normec_adaptive, alpha=0.3, beta=0.2, quantile=0.6, start=0.2, bit_share=0.1, server_step=0.1),
+        partial(oracles.fed_normec_adaptive, gamma=0.3, alpha=0.3, beta=0.2, q=0.6, C=0.2, rate=0.2, s=0.1, eta=0.1),
+    ),
+    "fed_normec_adaptive, plain step, warm-up": (
+        partial(
+            fn.fed_normec_adaptive, start=3.0, rate=1.0, server_step=0.3, server_normalization=False, warmup_rounds=4
+        ),
+        partial(
+            oracles.fed_normec_adaptive,
+            gamma=0.3,
+            alpha=0.1,
+            beta=0.1,
+            q=0.9,
+            C=3.0,
+            rate=1.0,
+            s=0.01,
+            eta=0.3,
+            normalize=False,
+            warmup=4,
+        ),
+    ),
     "fed_avg": (partial(fn.fed_avg, server_step=0.9), partial(oracles.fed_avg, eta=0.9)),
     "dp_fed_avg_clip": (
         partial(fn.dp_fed_avg_clip, tau=0.1, server_step=0.9),
         partial(oracles.dp_fed_avg_clip, tau=0.1, eta=0.9),
+    ),
+    "dp_fed_avg_adaptive": (
+        partial(fn.dp_fed_avg_adaptive, quantile=0.7, start=0.5, rate=0.4, bit_share=0.1, server_step=0.9),
+        partial(oracles.dp_fed_avg_adaptive, q=0.7, C=0.5, rate=0.4, s=0.1, eta=0.9),
     ),
     "dp_fed_avg_normalized": (
         partial(fn.dp_fed_avg_normalized, alpha=0.05, beta=0.2, server_step=0.9),
@@ -152,7 +178,7 @@ def agree(problem_name, case, local_name, participation_name, privacy):
     local, literal_local = LOCALS[local_name]
     build, oracle = CASES[case]
     algorithm = build(local)
-    width = algorithm.message_slots * problem.dim
+    width = algorithm.message_width(problem.dim)
     m = problem.num_clients
     draws = [participation.draw(m, generator(SEED, "cohort", k)) for k in range(1, ROUNDS + 1)]
     cohorts = [set(d.computing[d.sending].tolist()) for d in draws]

@@ -11,6 +11,7 @@ from audit_faults import beneath_the_guard
 from scipy import stats
 
 import fednormec as fn
+from fednormec.algorithms.adaptive import Threshold
 from fednormec.audit import playing
 from fednormec.audit.audit import (
     Audit,
@@ -256,7 +257,12 @@ OWN = {
     "econtrol": fn.econtrol(fn.gd(0.1), bound="normalize", tau=2.0),
     "centred": fn.centred(fn.gd(0.1)),
     "centred, leaky": fn.centred(fn.gd(0.1), bound="clip", tau=0.3, leak=0.1),
+    "dp_fed_avg_adaptive": fn.dp_fed_avg_adaptive(fn.gd(0.1, steps=3), rate=2.0),
+    "fed_normec_adaptive": fn.fed_normec_adaptive(fn.gd(0.1), bit_share=0.02),
 }
+
+
+ALL_TRUSTS = ("fed_normec", "clip21_sgd2m", "dp_scaffold", "fed_normec_adaptive")
 
 
 def audit_of(algorithm, mechanism=CENTRAL, **more):
@@ -269,8 +275,8 @@ def audit_of(algorithm, mechanism=CENTRAL, **more):
     ("name", "trust"),
     [
         *((name, "central") for name in OWN),
-        *((name, trust) for name in ("fed_normec", "clip21_sgd2m", "dp_scaffold") for trust in ("secagg", "local")),
-    ],  # under the other two with one, two and three vectors that are sent or remembered
+        *((name, trust) for name in ALL_TRUSTS for trust in ("secagg", "local")),
+    ],  # under the other two with one, two and three vectors that are sent or remembered, and with a bit
 )
 def test_every_method_is_audited_as_it_is(name, trust):
     audit = audit_of(OWN[name], replace(CENTRAL, trust=trust))
@@ -285,6 +291,40 @@ def test_messages_that_are_five_percent_too_long_are_caught(monkeypatch, name):
     longer = lambda found: found._replace(total=1.05 * found.total)  # noqa: E731
     monkeypatch.setattr(threads, "tile", lambda *args: longer(right(*args)))
     assert audit_of(OWN[name]).reasons == ("the check of the length of messages fails",)
+
+
+ADAPTIVE = ("dp_fed_avg_adaptive", "fed_normec_adaptive")
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_a_bit_without_noise_is_caught(monkeypatch, name):
+    right = fn.Mechanism.noise
+    plain = lambda draw: np.append(draw[:-1], 0.0)  # noqa: E731
+    monkeypatch.setattr(fn.Mechanism, "noise", lambda self, *args: plain(right(self, *args)))
+    assert audit_of(OWN[name]).checks["noise level by coordinates"] < LEVEL
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_a_bit_on_top_of_the_radius_is_caught(monkeypatch, name):
+    """A vector that takes the whole radius leaves no room for a bit: the engine refuses, and beneath it the audit."""
+    monkeypatch.setattr(Threshold, "parts", lambda self, rows: (1 - 1e-5, math.sqrt(self.bit_share)))
+    assert "sent a message of length 1.0" in audit_of(OWN[name]).reasons[0]
+    with beneath_the_guard():
+        assert audit_of(OWN[name]).reasons == ("the check of the length of messages fails",)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_canary_is_beyond_a_threshold_that_adapts_in_every_round(name, dtype):
+    """Though everybody says that it is too small, so that it rises as fast as it can, to its end."""
+    mechanism = replace(CENTRAL, radius=1.0)
+    stage, axes = stage_for(mechanism, OWN[name], 5, dtype, None), torch.eye(2, 5)
+    problem = with_canaries(stage.silence(3), axes, np.array([True, False]), scale=stage.scale, nothing=stage.nothing)
+    share = 0.01 if name == "dp_fed_avg_adaptive" else 0.02
+    expected = torch.zeros(6, dtype=torch.float64)
+    expected[0], expected[5] = math.sqrt(1 - share), -math.sqrt(share)
+    for r in fn.simulate(problem, stage.algorithm, rounds=60):
+        torch.testing.assert_close(r.released, expected, rtol=1e-4, atol=1e-12)
 
 
 def test_only_messages_of_later_clients_that_are_too_long_are_caught(monkeypatch):
@@ -350,6 +390,8 @@ def test_what_the_engine_refuses_is_a_violation(monkeypatch, place):
         (fn.fed_normec(fn.sgd(0.1, batch_size=2)), fn.poisson(0.5, "sleep"), fn.Privacy(epsilon=4.0, tuning_runs=2)),
         (fn.clip21(tau=0.5), None, fn.Privacy(epsilon=8.0, adjacency="replace_one")),
         (fn.centred(fn.gd(0.1), leak=0.1), fn.poisson(0.5), fn.Privacy(epsilon=8.0)),
+        (fn.dp_fed_avg_adaptive(fn.gd(0.1)), fn.poisson(0.5), fn.Privacy(epsilon=8.0)),
+        (fn.fed_normec_adaptive(fn.gd(0.1)), fn.poisson(0.5), fn.Privacy(epsilon=8.0, adjacency="replace_one")),
         (fn.dp_fed_avg_clip(fn.gd(0.1)), fn.fixed_size(5), fn.Privacy(noise_std=1.0, trust="secagg", min_cohort=2)),
     ],
 )

@@ -17,6 +17,7 @@ BOUNDED = {
     "normalise": lambda r: smooth_normalize(0.01, r),
     "normalise, alpha 0": lambda r: smooth_normalize(0.0, r),
     "clip": clip,
+    "clip, scaled": lambda r: clip(2.0, r),
 }
 
 
@@ -64,7 +65,7 @@ def test_no_message_exceeds_the_radius(v, name, radius):
 @given(rows(), st.sampled_from(sorted(BOUNDED)))
 @example(torch.full((1, 2), 1.27e308, dtype=torch.float64), "normalise")  # its norm is beyond the largest number
 def test_a_finite_row_keeps_its_direction_and_has_the_right_length(v, name):
-    """length(n) = n/(alpha+n) or min(n, 1), along v, checked by exact arithmetic where v is finite and not zero."""
+    """length(n) = n/(alpha+n) or min(n/tau, 1), along v, checked by exact arithmetic where v is finite and not zero."""
     if not v.isfinite().all() or not v.any():
         return
     out = BOUNDED[name](1.0)(v)[0].double()
@@ -72,7 +73,8 @@ def test_a_finite_row_keeps_its_direction_and_has_the_right_length(v, name):
     direction = unit / unit.norm()
     n = float(v.abs().max().double()) * float(unit.norm())
     alpha = {"normalise": 0.01, "normalise, alpha 0": 0.0}.get(name)
-    length = min(n, 1.0) if alpha is None else 1.0 if math.isinf(n) else n / (alpha + n)
+    tau = 2.0 if name == "clip, scaled" else 1.0
+    length = min(n / tau, 1.0) if alpha is None else 1.0 if math.isinf(n) else n / (alpha + n)
     tolerance = 1e-5 if v.dtype == torch.float32 else 1e-12
     smallest = 1e-44 if v.dtype == torch.float32 else 1e-322
     assert torch.allclose(out, length * direction, rtol=0, atol=tolerance * length + smallest)
@@ -128,11 +130,12 @@ def test_unbounded_operators_say_so():
     assert top_k(3).radius == math.inf
     assert smooth_normalize(0.1, 2.0).radius == 2.0
     assert clip(0.5).radius == 0.5
+    assert clip(0.5, 2.0).radius == 2.0
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
 def test_bad_parameters_are_refused(bad):
-    for build in (smooth_normalize, clip, lambda r: smooth_normalize(0.1, r)):
+    for build in (smooth_normalize, clip, lambda r: smooth_normalize(0.1, r), lambda r: clip(0.1, r)):
         with pytest.raises(UserError, match=str(bad)):
             build(bad)
     with pytest.raises(UserError, match="at least 1"):

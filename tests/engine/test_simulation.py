@@ -68,7 +68,7 @@ def test_messages_stay_within_the_radius(name):
     for scale in (0.0, 1e-30, 1.0, 1e30):
         rows = torch.randn(m, algorithm.memory_slots * d, generator=rng)
         messages, _ = algorithm.client(server, rows, scale * torch.randn(m, d, generator=rng))
-        assert messages.shape == (m, algorithm.message_slots * d)
+        assert messages.shape == (m, algorithm.message_width(d))
         assert (messages.double().norm(dim=1) <= algorithm.bound.radius).all()
 
 
@@ -80,7 +80,7 @@ def test_client_and_server_are_pure(name):
     start = algorithm.init(torch.randn(d, generator=rng))
     server = start._replace(memory=torch.randn(start.memory.shape, generator=rng))
     rows, updates = torch.randn(m, algorithm.memory_slots * d, generator=rng), torch.randn(m, d, generator=rng)
-    mean = torch.randn(algorithm.message_slots * d, generator=rng)
+    mean = torch.randn(algorithm.message_width(d), generator=rng)
     given = [t.clone() for t in (server.x, server.memory, rows, updates, mean)]
     first, second = (algorithm.client(server, rows, updates) for _ in range(2))
     ends = [algorithm.advance(server, mean, Weights(2.0, 1.0)) for _ in range(2)]
@@ -152,7 +152,9 @@ def test_idle_clients_advance_or_sleep():
     assert [s for _, s in counts["advance"]] == [s for _, s in counts["sleep"]]  # the same cohorts
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "dp_fed_avg_clip", "scaffold", "ef21_pp", "ef14", "centred"])
+@pytest.mark.parametrize(
+    "name", ["fed_avg", "dp_fed_avg_clip", "dp_fed_avg_adaptive", "scaffold", "ef21_pp", "ef14", "centred"]
+)
 def test_methods_whose_idle_clients_have_nothing_to_advance_let_them_sleep(name):
     for r in fn.simulate(QUADRATIC, build(name), fn.poisson(0.3, "advance"), rounds=10):
         assert r.computed == r.sent
@@ -164,7 +166,18 @@ def test_methods_whose_idle_clients_have_nothing_to_advance_let_them_sleep(name)
 @pytest.mark.long
 @pytest.mark.parametrize("participation", [fn.full(), fn.poisson(0.5), fn.poisson(0.5, "sleep")], ids=lambda p: p.name)
 @pytest.mark.parametrize(
-    "name", ["fed_normec", "clip21_sgd2m", "dp_fed_avg_clip", "dp_scaffold", "ef14", "econtrol", "centred"]
+    "name",
+    [
+        "fed_normec",
+        "clip21_sgd2m",
+        "dp_fed_avg_clip",
+        "dp_scaffold",
+        "ef14",
+        "econtrol",
+        "centred",
+        "fed_normec_adaptive",
+        "dp_fed_avg_adaptive",
+    ],
 )
 def test_same_seed_same_bits_whatever_the_chunks_and_workers(name, participation):
     problem = mlp_problem(clients=23, tile=4)
@@ -322,7 +335,9 @@ def test_clients_with_updates_that_are_not_finite_are_left_out_and_counted(name,
     assert before.any() or not build(name).memory_slots
 
 
-@pytest.mark.parametrize("name", ["ef21", "clip21_sgd2m", "fed_normec", "scaffold", "ef14", "econtrol", "centred"])
+@pytest.mark.parametrize(
+    "name", ["ef21", "clip21_sgd2m", "fed_normec", "fed_normec_adaptive", "scaffold", "ef14", "econtrol", "centred"]
+)
 def test_updates_too_large_to_subtract_or_add_are_left_out(name):
     problem = Broken({3: 1.7e308, 5: -1.7e308})
     for r in fn.simulate(problem, build(name), rounds=4, seed=1):
@@ -330,7 +345,7 @@ def test_updates_too_large_to_subtract_or_add_are_left_out(name):
         assert r.memory.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["ef21", "clip21_sgd2m", "fed_normec", "ef14", "econtrol"])
+@pytest.mark.parametrize("name", ["ef21", "clip21_sgd2m", "fed_normec", "fed_normec_adaptive", "ef14", "econtrol"])
 def test_huge_entries_that_cancel_cannot_overflow_a_memory(name):
     d, algorithm = 6, build(name)
     server, rows = algorithm.init(torch.zeros(d)), torch.zeros(1, algorithm.memory_slots * d)

@@ -105,6 +105,8 @@ CASES = {
     "residuals": (fn.ef14(SGD), fn.poisson(0.5)),
     "error control": (fn.econtrol(SGD), fn.poisson(0.5)),
     "centred, with deviations": (fn.centred(SGD, leak=0.1), fn.poisson(0.5)),
+    "adaptive clip": (fn.dp_fed_avg_adaptive(SGD), fn.poisson(0.5)),
+    "adaptive feedback": (fn.fed_normec_adaptive(FAULTY), fn.poisson(0.5)),
     "broken clients": (fn.fed_normec(FAULTY), fn.poisson(0.5)),
     "looking ahead, on schedules": (
         fn.fed_normec(SGD.scheduled(FALLING)).with_beta(FALLING).with_optimizer(fn.optimizers.disk(0.6)),

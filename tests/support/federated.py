@@ -80,7 +80,7 @@ class Network:
             arrived = read_request(request_record(request), len(request.x), memory, request.x.dtype)
             reply = self.between(client, request, self.clients[client](arrived))
             if reply is not None:
-                size = self.server.experiment.algorithm.message_slots * len(request.x)
+                size = self.server.experiment.algorithm.message_width(len(request.x))
                 answers[client] = understood(reply_record(reply), size, request.x.dtype)
         return answers
 
@@ -96,7 +96,7 @@ class Network:
     def memory(self, client: int, round: int) -> torch.Tensor:
         """A client's memory after the last of its rounds that counted."""
         algorithm = self.server.experiment.algorithm
-        store = Store(self.folder / NAMES[client], self.run, DIM, algorithm.message_slots * DIM, torch.float64)
+        store = Store(self.folder / NAMES[client], self.run, DIM, algorithm.message_width(DIM), torch.float64)
         found = store.load().after(round)
         assert found is not None
         return found

@@ -323,6 +323,40 @@ def paper_baseline(world, local, *, gamma, alpha, beta):
     return averaging(world, local, eta=gamma, psi=lambda v: beta * norm_alpha(v / gamma, alpha))
 
 
+def dp_fed_avg_adaptive(world, local, *, q, C, rate, s, eta):
+    """Clipped displacements in units of C, and bits; `world.noises` have d + 1 numbers."""
+    x = world.x0
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        updates, bits = z[:-1] * C / np.sqrt(1 - s), z[-1] / (2 * np.sqrt(s))
+        for i in sorted(S):
+            u = x - local(world, i, x, k, 0)
+            updates = updates + clip(u, C)
+            bits += (np.sqrt(np.sum(u * u)) <= C) - 0.5
+        x = x - eta / (world.p * world.M) * updates
+        C = C * np.exp(-rate * (np.clip(0.5 + bits / (world.p * world.M), 0, 1) - q))
+    return End(x, np.array([C]), np.zeros((world.M, 0)))
+
+
+def fed_normec_adaptive(world, local, *, gamma, alpha, beta, q, C, rate, s, eta, normalize=True, warmup=0):
+    x, v_hat, v, squares = world.x0, np.zeros(world.d), np.zeros((world.M, world.d)), 0.0
+    weight = 1 if world.sleep else 1 / world.p
+    for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):
+        total, bits = z[:-1] / np.sqrt(1 - s), z[-1] / (2 * np.sqrt(s))
+        for i in computing(world, S):
+            difference = (x - local(world, i, x, k, 0)) / gamma - v[i]
+            delta = norm_alpha(difference, alpha * C)
+            v[i] = v[i] + beta * C * delta
+            if i in S:
+                total = total + delta
+                bits += (np.sqrt(np.sum(difference**2)) <= C) - 0.5
+        v_hat = v_hat + beta * C * weight * total / world.M
+        squares += beta**2 * C**2 * weight**2 / (1 - s)
+        if k > warmup:
+            x = x - eta * (norm_alpha(v_hat, 0.0) if normalize else v_hat)
+        C = C * np.exp(-rate * (np.clip(0.5 + bits / (world.p * world.M), 0, 1) - q))
+    return End(x, np.concatenate([v_hat, [np.sqrt(squares), C]]), v)
+
+
 def scaffold(world, local, *, gamma, eta, tau=np.inf):
     x, c, c_i = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
     for k, (S, z) in enumerate(zip(world.cohorts, world.noises, strict=True), start=1):

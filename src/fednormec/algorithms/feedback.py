@@ -72,9 +72,7 @@ def feedback(
             return Step(v, 0.0, v)
         rounds = k if beta_schedule is None else sum(fading.factor(j) ** 2 for j in range(1, k + 1))
         noise = weights.noise * beta * beta * weights.memory**2 * rounds  # v_i moves without it: what is in v stays
-        if server_normalization:
-            return Step(unit(v), eta, v, noise=noise / max(float(v.double().square().sum()), TINY))
-        return Step(v, eta, v, noise=noise)  # line 15
+        return along(v, eta, v, noise, server_normalization)
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
     return Algorithm(
@@ -85,6 +83,21 @@ def feedback(
             warmup_rounds=warmup_rounds, client_momentum=m, initial_memory=initial_memory, beta_schedule=schedule,
         ),
     )  # fmt: skip
+
+
+def along(v: Tensor, eta: float, memory: Tensor, noise: float, normalized: bool) -> Step:
+    """Returns the step along v, or along v / ||v|| (Alg. 1, line 15).
+
+    Args:
+        v: direction, (d,).
+        eta: step of the server.
+        memory: the method's memory after the round.
+        noise: variance of the noise in each coordinate of v.
+        normalized: whether to divide by ||v||.
+    """
+    if normalized:
+        return Step(unit(v), eta, memory, noise=noise / max(float(v.double().square().sum()), TINY))
+    return Step(v, eta, memory, noise=noise)
 
 
 def _prime(local: LocalUpdate, momentum: bool) -> Algorithm:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from fednormec.algorithms.adaptive import Threshold, adaptive_averaging, adaptive_feedback
 from fednormec.algorithms.averaging import averaging
 from fednormec.algorithms.centred import centred_feedback
 from fednormec.algorithms.control_variates import control_variates
@@ -313,6 +314,48 @@ def centred(
     )  # fmt: skip
 
 
+def fed_normec_adaptive(
+    local: LocalUpdate,
+    *,
+    alpha: float = 0.1,
+    beta: float = 0.1,
+    quantile: float = 0.9,
+    start: float = 0.1,
+    rate: float = 0.2,
+    bit_share: float = 0.01,
+    server_step: float = 0.1,
+    server_normalization: bool = True,
+    warmup_rounds: int = 0,
+) -> Algorithm:
+    """Fed-alpha-NormEC (ours) whose alpha and beta follow a quantile C of ||P_i - v_i||, by a bit in each message.
+
+    b_i = 1 if ||P_i - v_i|| <= C, else 0;  Delta_i = Norm_{alpha C}(P_i - v_i);  v_i <- v_i + beta C Delta_i
+    v <- v + (beta C/M) sum_{i in S} q Delta_i;  x <- x - eta v/||v||, or x - eta v with server_normalization off.
+    C <- C exp(-rate (b - quantile)), b the noisy share of the bits that are 1. Radius 1, Delta_i and b_i together.
+    The rule of C and the split of the noise are those of dp_fed_avg_adaptive. alpha is relative to C, too, so that the
+    method does not depend on the unit of the updates. With alpha >= beta no memory overshoots. C can fall by
+    exp(-rate (1 - quantile)) per round, so that a memory which lags behind when the others have arrived can still move
+    by beta C/(rate (1 - quantile)): 5 C by default. With the median it is 1 C, and up to half of the memories can stay
+    behind for good. C rises fast and falls slowly: a start that is too small costs less.
+
+    Args:
+        local: local operator T_i.
+        alpha: smoothing of the normalisation, in units of C.
+        beta: factor with which a message enters the memories, in units of C.
+        quantile: share of the clients whose ||P_i - v_i|| is to be at most C, strictly between 0 and 1.
+        start: C in the first round.
+        rate: rate at which C changes, from 0 (never) to 10.
+        bit_share: share of a message's squared length that is the bit's, strictly between 0 and 1.
+        server_step: step of the server, eta.
+        server_normalization: whether the server divides by ||v||.
+        warmup_rounds: number of first rounds in which the server keeps x while the memories track P_i(x^0).
+    """
+    return adaptive_feedback(
+        "Fed-alpha-NormEC (adaptive)", local, Threshold(quantile, start, rate, bit_share), alpha=alpha, beta=beta,
+        server_step=server_step, server_normalization=server_normalization, warmup_rounds=warmup_rounds,
+    )  # fmt: skip
+
+
 def fed_avg(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
     """FedAvg (McMahan et al. 2017, arXiv 1602.05629), every client weighing the same. Cannot be private.
 
@@ -336,6 +379,37 @@ def dp_fed_avg_clip(local: LocalUpdate, *, tau: float = 1.0, server_step: float 
         server_step: step of the server, eta.
     """
     return averaging("DP-FedAvg (clip)", local, clip(tau), server_step=server_step)
+
+
+def dp_fed_avg_adaptive(
+    local: LocalUpdate,
+    *,
+    quantile: float = 0.5,
+    start: float = 0.1,
+    rate: float = 0.2,
+    bit_share: float = 0.01,
+    server_step: float = 1.0,
+) -> Algorithm:
+    """DP-FedAvg with adaptive clipping (Andrew et al. 2019, arXiv 1905.03871): the norm is a quantile of the clients'.
+
+    b_i = 1 if ||x - T_i(x)|| <= C, else 0;  x <- x - eta (1/(pM)) sum_{i in S} clip_C(x - T_i(x))
+    C <- C exp(-rate (b - quantile)), b = 1/2 + (1/(pM)) sum_{i in S} (b_i - 1/2) with noise, within [0, 1].
+    The message is (sqrt(1-s) clip_C(x - T_i(x))/C, sqrt(s)(2 b_i - 1)), s = bit_share. Radius 1: one ball, one noise z.
+    The update has the noise multiplier z/sqrt(1-s), the sum of the b_i - 1/2 noise of std z/(2 sqrt(s)), which is the
+    paper's z^-2 = z_update^-2 + (2 std)^-2. The paper takes std = pM/20: s = (10 z/(pM))^2, and 1 % is that for z = 1
+    and pM = 100: b has noise of std 0.05, the update 0.5 % more. From a summary and from memory, and as others have
+    implemented it.
+
+    Args:
+        local: local operator T_i.
+        quantile: share of the clients whose displacement is not to be clipped, strictly between 0 and 1.
+        start: C in the first round.
+        rate: rate at which C changes, from 0 (never) to 10.
+        bit_share: share s of a message's squared length that is the bit's, strictly between 0 and 1.
+        server_step: step of the server, eta.
+    """
+    threshold = Threshold(quantile, start, rate, bit_share)
+    return adaptive_averaging("DP-FedAvg (adaptive clip)", local, threshold, server_step=server_step)
 
 
 def dp_fed_avg_normalized(
@@ -421,8 +495,10 @@ METHODS: dict[str, Method] = {
     "ef14": Method(ef14, "arXiv 1809.07599", True),
     "econtrol": Method(econtrol, "arXiv 2311.05645", True),
     "centred": Method(centred, "ours", True),
+    "fed_normec_adaptive": Method(fed_normec_adaptive, "ours", True),
     "fed_avg": Method(fed_avg, "arXiv 1602.05629", True),
     "dp_fed_avg_clip": Method(dp_fed_avg_clip, "arXiv 1710.06963", True),
+    "dp_fed_avg_adaptive": Method(dp_fed_avg_adaptive, "arXiv 1905.03871", True),
     "dp_fed_avg_normalized": Method(dp_fed_avg_normalized, "baseline of Fed-α-NormEC", True),
     "scaffold": Method(scaffold, "arXiv 1910.06378", True),
     "dp_scaffold": Method(dp_scaffold, "arXiv 2111.09278", True),

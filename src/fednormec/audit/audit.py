@@ -238,7 +238,7 @@ def audit_training(
 
     Args:
         problem: what is trained on.
-        algorithm: the method; its clients must send one vector of bounded length.
+        algorithm: the method; its clients must send one vector of bounded length. Numbers beside it are not attacked.
         participation: who takes part in a round; None: everybody.
         privacy: what the training without canaries must keep to.
         rounds: number of rounds.
@@ -251,8 +251,9 @@ def audit_training(
         raise UserError(f"{algorithm.name} cannot be audited: its clients must send one vector of bounded length.")
     at_least_one("rounds", rounds)
     m, participation, radius, delta = _enough(canaries), participation or full(), algorithm.bound.radius, privacy.delta
-    planned = plan(privacy, problem.num_clients, participation, radius, problem.dim, rounds)
-    rng, starts = generator(seed, "canaries"), blocks(problem.dim)
+    width = algorithm.message_width(problem.dim)
+    planned = plan(privacy, problem.num_clients, participation, radius, width, rounds)
+    rng, starts = generator(seed, "canaries"), blocks(width)
     present = rng.random(m) < 0.5
     directions = _directions(m, problem.dim, rng).to(problem.init(generator(seed, "init")))
     nothing, mechanism = nothing_for(algorithm, problem.init(generator(seed, "init"))), planned.mechanism
@@ -265,7 +266,7 @@ def audit_training(
             assert r.plan is not None
             mechanism, std = r.plan.mechanism, noise_std(r)
             sent.append(senders(r, planted.num_clients))
-            along.append((directions @ r.released.to(directions)).double().cpu().numpy() / radius)
+            along.append((directions @ r.released[: problem.dim].to(directions)).double().cpu().numpy() / radius)
             if std > 0:
                 squares.append(np.add.reduceat((r.released.cpu().numpy() / std) ** 2, starts))
             on_progress(r.number, planned.rounds)
@@ -285,7 +286,7 @@ def audit_training(
     right = int(present[order[-k:]].sum() + (~present[order[:k]]).sum())
     results = {"the length of messages": _length_along(projections, drawn[:, -m:], present, privacy.adjacency)}
     if squares:
-        results["noise level, at the least"] = _at_least(np.stack(squares), np.diff(np.append(starts, problem.dim)))
+        results["noise level, at the least"] = _at_least(np.stack(squares), np.diff(np.append(starts, width)))
     if participation.select is None and mechanism.min_cohort == 1 and mechanism.p < 1:
         results |= _counts(drawn[None], mechanism.p) | _dependence(drawn, mechanism.p)
     estimate, estimate_low = two_gaussians(scores, present, delta)

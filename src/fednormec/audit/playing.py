@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednormec.algorithms.adaptive import MOST
 from fednormec.algorithms.methods import dp_fed_avg_clip
 from fednormec.audit.canaries import nothing_for, signs, with_canaries
 from fednormec.core.algorithm import Algorithm
@@ -46,13 +47,15 @@ class Stage(NamedTuple):
 
     @property
     def width(self) -> int:
-        return self.algorithm.message_slots * self.dim
+        return self.algorithm.message_width(self.dim)
 
     @property
     def scale(self) -> float:
         """Length of gradients that the bound cuts to its radius, whatever the memories hold."""
         law = self.algorithm.bound.law
         parameter = 0.0 if law is None or law.clips else law.parameter
+        if self.algorithm.extras:  # a threshold that adapts goes up as long as everybody is beyond it
+            parameter = MOST
         return 1e6 * max(self.algorithm.bound.radius, parameter) / min(1.0, self.algorithm.local.step)
 
     @property
@@ -180,7 +183,8 @@ def play(at: Attack, seed: int, tick: Tick) -> Seen:
             stage.silence(clients - m), axes, present[run], mechanism.adjacency, stage.scale, stage.nothing
         )
         for r in _rounds(problem, stage, mechanism, rounds, own_seed):
-            halves = r.released.numpy().reshape(-1, dim)[:, places] / radius
+            vectors = r.released.numpy()[: stage.algorithm.message_slots * dim].reshape(-1, dim)
+            halves = vectors[:, places] / radius
             seen.along[run, r.number - 1] = halves.sum(0) / math.sqrt(len(halves))
             seen.sent[run, r.number - 1] = senders(r, clients)
             seen.std[run, r.number - 1] = noise_std(r) / radius

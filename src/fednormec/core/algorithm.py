@@ -91,11 +91,11 @@ class Algorithm(NamedTuple):
         init: init(x0) -> Server, the state before the first round.
         client_: client_(server, rows, updates) -> Messages. `rows` (B, memory_slots d) are the clients' memories, all
             zero before the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten;
-            messages are (B, message_slots d), bounded by `bound`. `client` is the same without side effects.
+            messages are (B, message_width(d)), bounded by `bound`. `client` is the same without side effects.
         server: server(server, mean, weights) -> Step. `mean` is the noisy sum of the senders' messages over M, the only
             thing that ever crosses from clients to server.
         memory_slots: number of vectors (d,) in a client's memory.
-        message_slots: number of vectors (d,) in a message.
+        message_slots: number of vectors (d,) in a message; `extras` come after them.
         keeps_updates: whether a memory takes in an update as it is, unbounded.
         idle_clients_advance: whether a client that is not drawn may compute and move its memory all the same (`rule`).
         reads_memory: whether clients read the server's memory; a federation then sends it to them with the model.
@@ -105,6 +105,7 @@ class Algorithm(NamedTuple):
             an exact, unbounded release: never with privacy. Its Step has size 0.
         optimizer: what makes models of the method's steps; by default the plain step.
         with_beta: with_beta(schedule) -> the same method with its beta on a schedule; None if it has none to move.
+        extras: what each number in a message after its vectors says, in words that the privacy statement repeats.
     """
 
     name: str
@@ -122,6 +123,11 @@ class Algorithm(NamedTuple):
     prime: "Algorithm | None" = None
     optimizer: ServerOptimizer = descent()
     with_beta: "Callable[[Schedule], Algorithm] | None" = None
+    extras: tuple[str, ...] = ()
+
+    def message_width(self, dim: int) -> int:
+        """Returns the number of numbers in a message, where the model has `dim` parameters."""
+        return self.message_slots * dim + len(self.extras)
 
     def start(self, x0: Tensor) -> Server:
         """Returns the state before the first round, the optimiser's memory included."""
@@ -166,7 +172,7 @@ class Algorithm(NamedTuple):
             updates: their P_i, (B, d).
 
         Returns:
-            The messages (B, message_slots d) and the moved rows, all new.
+            The messages (B, message_width(d)) and the moved rows, all new.
         """
         moved = rows.clone()
         return self.client_(server, moved, updates.clone()).whole(), moved

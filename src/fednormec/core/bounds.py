@@ -177,17 +177,26 @@ def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:
     return Bound(f"smooth_normalize({alpha:g})", radius, lambda v: _radial(v, radius, length), Law(alpha, False))
 
 
-def clip(tau: float) -> Bound:
-    """Clips to a largest norm: min(1, tau / ||v||) * v.
+def clip(tau: float, radius: float | None = None) -> Bound:
+    """Clips to a largest norm: min(1, tau / ||v||) * v, times radius / tau if a radius is given.
 
     Args:
-        tau: largest L2 norm of the result, its radius.
+        tau: largest norm that is left as it is.
+        radius: largest L2 norm of the result; None: tau.
 
     >>> clip(5.0)(torch.tensor([[3.0, 0.0], [0.0, 10.0]])).round(decimals=3).tolist()
     [[3.0, 0.0], [0.0, 5.0]]
     """
     _require_radius("tau", tau)
-    return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)), Law(tau, True))
+    if radius is None:
+        return Bound(f"clip({tau:g})", tau, lambda v: _radial(v, tau, lambda n: np.minimum(n, tau)), Law(tau, True))
+    _require_radius("radius", radius)
+    most = radius
+
+    def length(norms: np.ndarray) -> np.ndarray:
+        return most * np.minimum(norms / tau, 1.0)
+
+    return Bound(f"clip({tau:g}) to {most:g}", most, lambda v: _radial(v, most, length))
 
 
 def identity() -> Bound:

@@ -213,7 +213,7 @@ def _servers(algorithm: Algorithm, x: Tensor, rounds: int) -> list[Server]:
 
 
 def _next(algorithm: Algorithm, server: Server) -> Server:
-    width = algorithm.message_slots * len(server.x)
+    width = algorithm.message_width(len(server.x))
     return algorithm.advance(server, server.x.new_full((width,), 1 / math.sqrt(width)), Weights(1.0, 1.0))
 
 

@@ -85,7 +85,7 @@ class Work(NamedTuple):
     @property
     def message_width(self) -> int:
         """Number of numbers in a message."""
-        return self.algorithm.message_slots * self.problem.dim
+        return self.algorithm.message_width(self.problem.dim)
 
 
 class Place(Protocol):
@@ -254,7 +254,7 @@ def _require_fit(algorithm: Algorithm, messages: Messages, memories: Tensor, dim
     """
     if type(messages) is not Messages or type(messages.rows) is not Tensor or messages.rows.layout is not torch.strided:
         raise BoundBroken(f"{algorithm.name} gave no Messages with a plain tensor of rows.")
-    wanted, rows, factors = (len(memories), algorithm.message_slots * dim), messages.rows, messages.factors
+    wanted, rows, factors = (len(memories), algorithm.message_width(dim)), messages.rows, messages.factors
     if rows.shape != wanted or rows.dtype != memories.dtype:
         raise BoundBroken(f"{algorithm.name} gave messages of shape {tuple(rows.shape)} in {rows.dtype} where "
                           f"{wanted} in {memories.dtype} was expected, a row for each client.")  # fmt: skip

@@ -25,11 +25,11 @@ def planned(
     """Returns the plan by which `simulate` keeps to `privacy`; raises UserError if it cannot be kept."""
     require_bounded(algorithm)
     participation = algorithm.rule(participation)
-    x, width = problem.init(generator(0, "init")), algorithm.message_slots * problem.dim
+    x, width = problem.init(generator(0, "init")), algorithm.message_width(problem.dim)
     exactly = regroups(participation, problem)
     rounding = summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
     found = plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)
-    return replace(found, remembers=_remembers(algorithm, x, width))
+    return replace(found, remembers=_remembers(algorithm, x, width), extras=algorithm.extras)
 
 
 def _remembers(algorithm: Algorithm, x: torch.Tensor, width: int) -> bool:

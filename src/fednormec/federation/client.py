@@ -91,7 +91,7 @@ def answering(
     """
     algorithm, plan = federation.experiment.algorithm, federation.plan
     x = federation.experiment.problem.init(generator(0, "init"))
-    width, size = algorithm.memory_slots * len(x), algorithm.message_slots * len(x)
+    width, size = algorithm.memory_slots * len(x), algorithm.message_width(len(x))
     local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
     most = None if plan is None or local is None else plan.rounds_before + plan.rounds
     released = Releases(folder, federation.agreed)

@@ -187,7 +187,7 @@ def _trained(
 
     experiment = federation.experiment
     x = experiment.problem.init(generator(0, "init"))
-    size = experiment.algorithm.message_slots * len(x)
+    size = experiment.algorithm.message_width(len(x))
 
     def understood(message: Message) -> Reply | Refused:
         try:

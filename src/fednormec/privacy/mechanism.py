@@ -303,6 +303,7 @@ class Plan:
         settings_from_data: whether other settings were chosen by a look at the clients' data.
         dim: number of coordinates of a message.
         remembers: whether the server has a memory, which keeps the noise of earlier rounds.
+        extras: what each number in a message after its vectors says.
     """
 
     mechanism: Mechanism
@@ -316,6 +317,7 @@ class Plan:
     settings_from_data: bool
     dim: int
     remembers: bool = False
+    extras: tuple[str, ...] = ()
 
     @property
     def label(self) -> dict[str, str]:

@@ -104,6 +104,8 @@ def state(
     }
     open_ends = [("not covered", text) for text in _not_covered(plan, counted)]
     entries = [*_grounds(plan, rounds, again, second), *_early(plan, rounds, counted, ended), *besides, *open_ends]
+    if plan.extras:
+        facts["extras"] = list(plan.extras)
     if besides:
         facts["besides"] = [f"{name}: {text}" for name, text in besides]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
@@ -130,6 +132,8 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
     yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory{repeated}"
     where = "the sum" if m.trust == "central" else "each message"
     yield "noise", f"Gaussian, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}"
+    if plan.extras:
+        yield "message", f"carries beside its vectors, within the same radius: {'; '.join(plan.extras)}"
     sampling = SAMPLING[m.participation.select is None].format(p=m.p, name=m.participation.name)
     yield "sampling", f"{sampling}; {m.num_clients} clients"
     if m.trust == "secagg":
