@@ -52,7 +52,7 @@ class Family(NamedTuple):
     Attributes:
         sections: method and local work from the settings that were drawn.
         feeds_back: whether it has error feedback or centred feedback, which the page compares with the others.
-        bound: range of the bound, τ or β.
+        bound: range of the bound, τ or β; of an adaptive one its start.
         step: range of the server's step; momentum takes a tenth, and Adam a hundredth.
         local: range of the local step.
     """
@@ -76,8 +76,12 @@ def on_gradients(name: str, s: Settings, **more: Any) -> Config:
 FAMILIES: dict[str, Family] = {
     "DP-FedAvg (clip)": Family(partial(on_updates, "dp_fed_avg_clip", "tau"), False),
     "DP-FedAvg (normalised)": Family(partial(on_updates, "dp_fed_avg_normalized", "beta"), False),
+    "DP-FedAvg (adaptive clip)": Family(partial(on_updates, "dp_fed_avg_adaptive", "start"), False, bound=(0.003, 0.3)),
     "DP-SCAFFOLD": Family(partial(on_updates, "dp_scaffold", "tau"), False),
     "Fed-α-NormEC": Family(partial(on_updates, "fed_normec", "beta", server_normalization=False), True),
+    "Fed-α-NormEC (adaptive)": Family(
+        partial(on_updates, "fed_normec_adaptive", "beta", server_normalization=False), True, bound=(0.03, 1.0)
+    ),
     "Clip21": Family(partial(on_gradients, "clip21"), True),
     "Clip21-SGD2M": Family(partial(on_gradients, "clip21_sgd2m", client_momentum=0.5), True),
     "EF21-SGDM": Family(partial(on_updates, "ef21_sgdm", "tau", client_momentum=0.5), True),

@@ -145,7 +145,7 @@ def test_constant_schedules_of_local_step_and_beta_change_no_bit():
 # schedules against methods that are built anew in every round
 
 
-@pytest.mark.parametrize("name", ["fed_normec", "dp_fed_avg_clip", "dp_scaffold", "centred"])
+@pytest.mark.parametrize("name", ["fed_normec", "dp_fed_avg_clip", "dp_fed_avg_adaptive", "dp_scaffold", "centred"])
 def test_scheduled_steps_are_those_of_methods_built_anew(name):
     """Round k of a schedule is a round of the method with the steps of that round."""
     shape = fn.schedule("linear", 5)

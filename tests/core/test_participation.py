@@ -38,10 +38,10 @@ def test_a_cohort_of_fixed_size_is_not_poisson():
 
 
 def test_weights_are_public_and_undo_the_sampling():
-    assert fn.poisson(0.25).weights(20) == (4.0, 4.0)
-    assert fn.poisson(0.25, "sleep").weights(20) == (4.0, 1.0)
-    assert fn.fixed_size(5).weights(20) == (4.0, 4.0)
-    assert fn.full().weights(20) == (1.0, 1.0)
+    assert fn.poisson(0.25).weights(20) == (4.0, 4.0, 0.0)
+    assert fn.poisson(0.25, "sleep").weights(20) == (4.0, 1.0, 0.0)
+    assert fn.fixed_size(5).weights(20) == (4.0, 4.0, 0.0)
+    assert fn.full().weights(20) == (1.0, 1.0, 0.0)
 
 
 def test_all_compute_or_only_those_who_send():

@@ -101,7 +101,7 @@ def adaptive_averaging(name: str, local: LocalUpdate, threshold: Threshold, *, s
 
     def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
         c, (a, _) = threshold.now(server), threshold.parts(updates)
-        norms = row_norms(updates.mul_(representable(local.step, updates.dtype)))
+        norms = row_norms(updates.mul_(representable(local.step_in(server.round + 1), updates.dtype)))
         return threshold.messages(clip(c, a).scale_(updates), norms, c)
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
