@@ -20,10 +20,11 @@ import fednormec as fn
 import fednormec.config.datasets
 from fednormec.algorithms.faults import Faults
 from fednormec.algorithms.methods import METHODS
+from fednormec.algorithms.optimizers import OPTIMIZERS
 from fednormec.config.assemble import LOCALS, PARTICIPATIONS, Experiment, assemble
 from fednormec.config.datasets import PARTITIONS, Held, _dealt, _pooled
 from fednormec.config.schema import Call, check, dump, read
-from fednormec.config.settings import DEFAULT_NAMES, SECTIONS, DataSettings, GivenConstants, RunSettings
+from fednormec.config.settings import DEFAULT_NAMES, SECTIONS, DataSettings, GivenConstants, RunSettings, ServerSettings
 from fednormec.core.randomness import generator
 from fednormec.data import (
     Examples,
@@ -275,6 +276,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "model": {name: TRAINED | hints(build, 2) for name, build in (MODELS | TOKEN_MODELS).items()},
     "local": {name: hints(build) for name, build in LOCALS.items()},
     "method": {name: hints(method.build, int(method.takes_local)) for name, method in METHODS.items()},
+    "server": {name: hints(ServerSettings) | hints(row.build) for name, row in OPTIMIZERS.items()},
     "participation": {name: hints(build) for name, build in PARTICIPATIONS.items()},
     "privacy": {"": hints(fn.Privacy)},
     "constants": {"": hints(GivenConstants)},
