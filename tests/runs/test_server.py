@@ -96,7 +96,17 @@ def test_the_stored_model_has_the_figures_that_were_recorded_of_it(fednormec_: C
 
 def test_the_end_of_a_run_names_the_average_and_the_model_that_was_kept(fednormec_: Command, tmp_path):
     said = fednormec_("run", *sets(*PRIVATE, "server.average=tail", "run.keep=average"), "--out", tmp_path / "run")
-    assert "\naverage        test accuracy " in said.out and "\nkept           the average model\n" in said.out
+    assert "\naverage        test accuracy " in said.out and "\nstored         the average model\n" in said.out
+    assert "stored: the average model" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("damage", [5, {}, {"round": "x", "figure": 1, "value": []}, None])
+def test_a_damaged_entry_of_the_best_model_is_passed_over(fednormec_: Command, tmp_path, damage):
+    whole(tmp_path / "run", *PRIVATE, "run.keep=best")
+    path = tmp_path / "run" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kept_best": damage}))
+    for command in (("evaluate", tmp_path / "run"), ("report", tmp_path / "run", "--out", tmp_path / "r.html")):
+        assert fednormec_(*command).code == 0
 
 
 def test_from_python_the_kept_model_is_the_same_with_and_without_a_folder(tmp_path):

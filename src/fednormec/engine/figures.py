@@ -53,11 +53,11 @@ def figure_of(name: str) -> Figure:
     >>> figure_of("client_accuracy").words, figure_of("client_rmse_worst").words
     ('accuracy over clients', 'RMSE, worst tenth of clients')
     >>> figure_of("test_accuracy_averaged").words
-    'test accuracy, averaged model'
+    'test accuracy, average'
     """
     if name.endswith(AVERAGED):
         kin = figure_of(name.removesuffix(AVERAGED))
-        return kin._replace(words=f"{kin.words}, averaged model")
+        return kin._replace(words=f"{kin.words}, average")
     if name.startswith(CLIENT):
         end = next((end for end in TENTHS if name.endswith(end)), "")
         kin = figure_of(f"{TEST}{name.removeprefix(CLIENT).removesuffix(end)}")

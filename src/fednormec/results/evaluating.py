@@ -178,7 +178,7 @@ def _on_its_own(found: Stored, metrics: tuple[str, ...], code: Path) -> Evaluati
 
 def _written(found: Stored) -> dict[str, Any]:
     """Returns the figures that the run recorded of the model that it stored, which need not be the last."""
-    best = found.summary.get("kept_best")
+    best = found.summary.best
     records = read_run(found.path).records
     number = len(records) if best is None else best["round"]
     if not 0 < number <= len(records):

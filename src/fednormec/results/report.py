@@ -56,6 +56,7 @@ from fednormec.results.html import (
     word_table,
 )
 from fednormec.results.reading import NO_PRIVACY, PRIVATE, SAME_RUN, UNKNOWN, Run, number, settings
+from fednormec.runs.summary import kept
 
 WATCHED = ("memory_error", "tracking_error", "gradient_norm")
 SIDE_BY_SIDE = 5  # more settings than this become the lines of a table
@@ -166,7 +167,8 @@ def _tiles(groups: Sequence[Group]) -> str:
     kind = " private ones" if 1 < len(rivals) < len(groups) else ""
     of = f"of {group.label}" * (len(groups) > 1)
     of += f", the best of {len(rivals)}{kind}" if winner(groups) and len(rivals) > 1 else ""
-    about = "; ".join(filter(None, (of, about, so_far)))
+    stored = f"stored: {kept(run.summary)}" if run.summary and run.summary.get("kept", "last") != "last" else ""
+    about = "; ".join(filter(None, (of, about, so_far, stored)))
     tiles = [card(title(decisive, groups), figure(decisive, found), about, "first")]
     tiles.append(_spent_tile(group))
     if (other := reference(groups)) is not None:

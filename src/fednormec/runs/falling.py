@@ -37,9 +37,8 @@ class Falling(NamedTuple):
         less = "which at the same ε have less noise each, " if private else ""
         return (
             f"{words} got worse: {self.best:{form}} after round {self.round}, {self.end:{form}} at the end{looks}. "
-            f"Take fewer rounds, {less}such as run.rounds={self.round}, or smaller steps (method.server_step), or keep "
-            "an average (server.average=tail, run.keep=average) or, with a public test set, the best model "
-            "(run.keep=best)."
+            f"Take fewer rounds, {less}such as run.rounds={self.round}, or smaller steps (method.server_step), or, "
+            "with a public test set, store the best model (run.keep=best)."
         )
 
 

@@ -48,6 +48,13 @@ class Summary(dict[str, Any]):
         found: dict[str, Any] = self["metrics"]
         return found
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Round, figure and value of the best model, if the run stored that one."""
+        found, kinds = self.get("kept_best"), {"round": (int,), "figure": (str,), "value": (int, float)}
+        whole = isinstance(found, dict) and all(type(found.get(key)) in kind for key, kind in kinds.items())
+        return found if whole else None
+
 
 def finished(folder: Path) -> Summary | None:
     """Returns the summary of the run in this folder; None if it has not finished, or its summary is damaged."""

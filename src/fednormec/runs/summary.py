@@ -39,7 +39,7 @@ def describe(summary: dict[str, Any]) -> str:
     if guarantee:
         lines.append(f"guaranteed     {_guaranteed(guarantee)}")
     if summary.get("kept", "last") != "last":
-        lines.append(f"kept           {_kept(summary)}")
+        lines.append(f"stored         {kept(summary)}")
     if summary["left_out"]:
         lines.append(f"left out       {summary['left_out']} updates that were not finite{_looks('left_out', summary)}")
     if summary["status"] in ("budget_spent", "stopped"):
@@ -77,8 +77,9 @@ def _of_average(name: str, summary: dict[str, Any]) -> str:
     return f"{figure.words} {_figure(summary['metrics'][name], figure.form)}{looks}"
 
 
-def _kept(summary: dict[str, Any]) -> str:
-    best = summary.get("kept_best")
+def kept(summary: Mapping[str, Any]) -> str:
+    """Returns which model a run stored, where that is not the last, as text."""
+    best = Summary(summary).best
     if best is None:
         return f"the {summary['kept']} model"
     figure, averaged = figure_of(best["figure"].removesuffix(AVERAGED)), best["figure"].endswith(AVERAGED)
