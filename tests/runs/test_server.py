@@ -16,7 +16,7 @@ from fednormec.config.assemble import assemble
 from fednormec.config.schema import read
 from fednormec.config.settings import QUICKSTART, THEORY
 from fednormec.errors import UserError
-from fednormec.runs.kept import BEST
+from fednormec.runs.kept import BEST, Keeper
 from fednormec.runs.runner import go_on
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -144,6 +144,14 @@ def test_clients_data_do_not_choose_the_best_model_of_a_private_run():
     problem, private = fn.random_quadratic(5, 3), fn.Privacy(noise_std=1.0)
     with pytest.raises(UserError, match="public test set"):
         fn.train(problem, fn.dp_fed_avg_clip(fn.gd(0.1)), privacy=private, rounds=2, keep="best")
+
+
+def test_where_no_figure_decided_the_last_model_is_not_called_the_best():
+    """As in a federation without a public test set, which is not evaluated before its clients are there."""
+    *_, r = fn.simulate(fn.random_quadratic(5, 3), fn.fed_avg(fn.gd(0.1)), rounds=2, evaluate_every=1)
+    keeper = Keeper("best", True, r.x * 0)
+    keeper.after(r)
+    assert keeper.facts() == {"kept": "last"} and torch.equal(keeper.model(), r.x)
 
 
 def test_no_theorem_covers_an_optimiser(fednormec_: Command, tmp_path):

@@ -76,7 +76,9 @@ class Keeper:
 
     def facts(self) -> dict[str, Any]:
         """Returns what a summary says of the model that was kept."""
-        return {"kept": self._keep, **({} if self._best is None else {"kept_best": self._best.facts()})}
+        if self._best is not None:
+            return {"kept": self._keep, "kept_best": self._best.facts()}
+        return {"kept": "last" if self._keep == "best" else self._keep}  # no figure could decide
 
     def tidy(self) -> None:
         """Removes the file, once the model is stored."""
