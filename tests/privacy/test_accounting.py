@@ -518,3 +518,23 @@ def test_together_costs_more_than_any_alone_and_less_than_their_sum(parts, at):
 def test_kinds_that_numbers_would_not_do_for_are_added_up():
     wild, tame = Hidden(0.25, 2000.0), Hidden(0.25, 0.5)
     assert epsilon_of_all({wild: 3, tame: 4}, DELTA) == epsilon(wild, 3, DELTA / 2) + epsilon(tame, 4, DELTA / 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weight=st.floats(0.001, 1), log_mu=st.floats(-4, 2.5), rounds=st.integers(1, 20_000), log_at=st.floats(-12, -0.1)
+)
+def test_the_search_for_epsilon_finds_what_halving_finds(weight, log_mu, rounds, log_at):
+    """To the last bit: what it knows beforehand saves evaluations and decides nothing."""
+    release, at = Open((weight,), (10**log_mu,)), 10**log_at
+    low, high = 0.0, 1.0
+    if delta(release, rounds, 0.0) <= at:
+        assert epsilon(release, rounds, at) == 0
+        return
+    while accounting._log_delta_open(release, rounds, high) > math.log(at):
+        low, high = high, 2 * high
+    while high - low > accounting.CLOSEST * high:
+        middle = (low + high) / 2
+        fits = accounting._log_delta_open(release, rounds, middle) <= math.log(at)
+        low, high = (low, middle) if fits else (middle, high)
+    assert epsilon(release, rounds, at) == high

@@ -1,6 +1,7 @@
 """One object is drawn from, adds noise and is accounted for: the three agree, and a run keeps to what was asked."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -309,6 +310,22 @@ def test_what_is_said_to_be_spent_is_never_too_little(asked):
     assert said == sorted(said)
     assert said[-1] == done.epsilon(5003)
     assert [done.spent(k) == done.epsilon(k) for k in (1, 700, 1999)] == [True] * 3
+
+
+def test_a_long_run_that_protects_nobody_is_accounted_for_a_few_hundred_times():
+    done = planned(rounds=25_200, noise_std=1.0, delta=1e-5, trust="local", noise_scale="total_norm")
+    asked = set()
+    counting = replace(done, mechanism=Counting(asked))
+    for k in range(1, 25_201):
+        counting.spent(k)
+    assert len(asked) < 400 and all(any(k <= at <= 1.05 * k for at in asked) for k in range(1, 25_201, 500))
+
+
+class Counting:
+    """A mechanism that only notes for how many rounds it was asked."""
+
+    def __init__(self, asked):
+        self.epsilon = lambda rounds, delta: asked.add(rounds) or float(rounds)
 
 
 # Randomness for deployment.

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp
 from scipy.stats import binom
 
@@ -31,6 +32,7 @@ TIGHT = 1e-30  # for a smaller δ what is cut off of every round can count, and 
 LOG_IGNORED = math.log(1e-50)  # counted in full as δ
 LARGEST_WIDTH = 32.0  # e^width must be a number
 CLOSEST = 1e-9  # relative width at which a search ends
+MOST_EXCESS, MOST_GUESSED = 1e6, 1e300  # limits of numbers that a search interpolates between, and of where it begins
 RENYI_ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
 
@@ -178,7 +180,9 @@ def _closed_epsilon(release: Open, rounds: int, delta: float) -> float:
     if left <= 0:
         return math.inf
     seen = release if left > 1e-40 else _unamplified(release)  # LOG_IGNORED must stay far below
-    return _least(lambda e: _log_delta_open(seen, rounds, e) <= math.log(left))
+    mu = seen.mus[0] * math.sqrt(rounds * seen.weights[0])  # of a client that takes part as often as it should
+    guess = mu * mu / 2 + mu * math.sqrt(2 * max(0.0, -math.log(left)))
+    return _least(lambda e: _log_delta_open(seen, rounds, e) - math.log(left), guess)
 
 
 def _log_delta_open(release: Open, rounds: int, epsilon: float) -> float:
@@ -190,7 +194,7 @@ def _log_delta_open(release: Open, rounds: int, epsilon: float) -> float:
     if weight == 1:
         return float(gaussian_log_delta(epsilon, mu * math.sqrt(rounds)))
     n, log_mass = _participations(rounds, weight)
-    return float(logsumexp([*(log_mass + gaussian_log_delta(epsilon, mu * np.sqrt(n))), LOG_IGNORED]))
+    return float(logsumexp(np.append(log_mass + gaussian_log_delta(epsilon, mu * np.sqrt(n)), LOG_IGNORED)))
 
 
 @lru_cache(maxsize=64)
@@ -205,10 +209,34 @@ def _participations(rounds: int, weight: float) -> tuple[np.ndarray, np.ndarray]
     return n, np.log(binom.pmf(n, rounds, weight)) + 1e-10  # more than it is off by, at 10⁹ rounds too
 
 
-def _least(holds: Callable[[float], bool]) -> float:
-    """Finds the least ε for which a condition holds, from above; it must hold for all larger ones."""
+def _least(excess: Callable[[float], float], guess: float) -> float:
+    """Finds the least ε at which a decreasing function is not positive, from above.
+
+    It is what halving intervals finds. A faster search comes first and only tells which side of the zero most of their
+    ends are on, so that the guess has no influence on the result.
+    """
+    below, above = -math.inf, math.inf  # the largest ε known to be too small, and the least known to be large enough
+
+    def limited(e: float) -> float:
+        nonlocal below, above
+        found = min(max(excess(e), -MOST_EXCESS), MOST_EXCESS)
+        below, above = (max(below, e), above) if found > 0 else (below, min(above, e))
+        return found
+
+    def holds(e: float) -> bool:
+        return e >= above or (e > below and limited(e) <= 0)
+
     if holds(0.0):
         return 0.0
+    start = min(max(guess, 1.0), MOST_GUESSED)
+    while limited(start) > 0 and start < MOST_GUESSED:
+        start *= 2
+    while start > 1.0 and limited(start / 2) <= 0:
+        start /= 2
+    if 0 < below < above < math.inf:
+        zero = brentq(limited, below, above, xtol=CLOSEST * below)
+        limited(zero * (1 - CLOSEST))
+        limited(zero * (1 + CLOSEST))
     low, high = 0.0, 1.0
     while not holds(high):
         low, high = high, 2 * high

@@ -327,10 +327,10 @@ class Plan:
     def spent(self, rounds: int) -> float:
         """Returns the ε after so many rounds of this run (and the runs before it).
 
-        It is computed at each of the first 1,000 rounds, then at steps of 0.1 %, rounded up to the next, which never
-        says too little. For noise that protects nobody steps of 5 % will do.
+        It is computed at each of the first 1,000 rounds, then at steps of 0.1 % or less, rounded up to the next, which
+        never says too little. For noise that protects nobody steps of 5 % will do.
         """
-        step = max(1, rounds // (20 if self.total_norm else 1000))
+        step = 1 << max(0, (rounds // (20 if self.total_norm else 1000)).bit_length() - 1)  # the same for many rounds
         return self.epsilon(min(-(-rounds // step) * step, max(self.rounds, rounds)))
 
     def epsilon(self, rounds: int) -> float:
