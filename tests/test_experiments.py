@@ -8,6 +8,7 @@ from typing import Any
 
 import contrast
 import gradients
+import heads
 import leaderboard
 import numpy as np
 import outlook
@@ -398,6 +399,8 @@ def test_the_leaderboard_tunes_all_alike_and_goes_on_where_it_was(
         assert [run["seed"] for run in mine].count(leaderboard.TUNING_SEED) == 3
         judged = [run for run in mine if run["seed"] != leaderboard.TUNING_SEED]
         assert sorted(run["seed"] for run in judged) == [*leaderboard.SEEDS]
+        assert all({"noise", "off"} <= run.keys() for run in judged)
+        assert all(("lag" in run) == (family == "Clip21") for run in judged)
         best = max((run for run in mine if run not in judged), key=leaderboard.score)
         assert all(run["settings"] == best["settings"] for run in judged)
     assert all(7.5 < run["epsilon"] <= 8 for run in runs)
@@ -405,6 +408,28 @@ def test_the_leaderboard_tunes_all_alike_and_goes_on_where_it_was(
     leaderboard.main(asked)  # nothing is missing
     assert capsys.readouterr().out == said
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(runs)
+
+
+@pytest.mark.parametrize("correcting", [False, True])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_heads_and_bags_of_the_leaderboard_take_the_steps_of_gd(steps: int, correcting: bool) -> None:
+    rng, ids = np.random.default_rng(0), np.array([2, 3, 4, 7])
+    sizes = [3, 5, 5, 4, 5, 1, 2, 6]
+    tokens = fn.data.Kind("tokens", "values")
+    digits = [fn.data.Examples(rng.normal(size=(n, 7)), rng.integers(0, 3, n)) for n in sizes]
+    words = [fn.data.Examples(rng.integers(0, 9, (n, 4)), rng.integers(0, 2, n), tokens) for n in sizes]
+    names = tuple("abcdefgh")
+    on_features = heads.heads(fn.data.FederatedData(tuple(digits), digits[0], names))
+    of_tokens = fn.data.FederatedData(tuple(words), words[0], names)
+    bag = fn.NeuralProblem(fn.models.bag((4,), 1, vocabulary=9), words, words[0], "binary_cross_entropy")
+    for clients in (on_features, heads.bags(of_tokens, bag)):
+        x = torch.as_tensor(rng.normal(size=clients.problem.dim), dtype=torch.float32)
+        aside = torch.as_tensor(rng.normal(size=(4, x.numel())), dtype=torch.float32) if correcting else None
+        found, literal = (
+            local.run(clients.problem, x, ids, Moment(0, 1, 0.8), aside)
+            for local in (clients.gd(0.7, steps), fn.gd(0.7, steps))
+        )
+        torch.testing.assert_close(found, literal, rtol=1e-4, atol=1e-5)
 
 
 def test_settings_of_the_leaderboard_are_drawn_by_number_alone() -> None:

@@ -5,13 +5,15 @@ A row is a task, an ε, a share p of clients per round and a method. Its tuning 
 method's space, then 6 near the best of these, all on one seed; the best of all by the last test accuracy then runs on
 three others. The space has the bound, both steps, one or five local steps, the server's optimiser and a schedule. An
 average over the last quarter is evaluated beside the last model, and tuning may prefer it. ε is that of one run, client
-level, central, at δ = 1e-5; no ε covers the tuning, and the test set chose the settings, in every row alike.
+level, central, at δ = 1e-5; no ε covers the tuning, and the test set chose the settings, in every row alike. Runs on
+the three seeds also measure why: how much of the server's direction is noise, how far it is off without noise, and how
+far behind the clients' memories are.
 
 Run it from the root of the project; it goes on where it was stopped:
         python experiments/leaderboard/leaderboard.py              (--task, --epsilon and --p choose some)
         python experiments/leaderboard/leaderboard.py --table      (what results.jsonl says)
         python experiments/leaderboard/leaderboard.py --quick      (a minute; digits)
-Needs: fednormec data fetch fashion_mnist; fednormec data fetch cifar10; pip install 'fednormec[vision]'
+Needs: fednormec data fetch fashion_mnist, cifar10 and movielens; pip install 'fednormec[vision]'
 """
 
 import argparse
@@ -26,24 +28,38 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import heads
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results.jsonl"
 TUNING_SEED, SEEDS = 0, (1, 2, 3)
 DRAWN, REFINED = 10, 6
 EPSILONS, SHARES, DELTA = (1.0, 2.0, 8.0), (1.0, 0.1), 1e-5
-ACCURACY, AVERAGED = "test_accuracy", "test_accuracy_averaged"
 Config = dict[str, dict[str, Any]]
 Settings = dict[str, Any]
 
 
 class Task(NamedTuple):
-    """A federation to train: sections of a config, and how many rounds."""
+    """A federation to train.
+
+    Attributes:
+        rounds: number of rounds.
+        sections: sections of a config.
+        model: a linear one on "features" or on "tokens", which heads.py computes, or "any" other.
+        figure: the figure that counts.
+        width: number of directions, drawn at random, that features are projected to; None: they stay.
+    """
 
     rounds: int
     sections: Config
+    model: Literal["features", "tokens", "any"] = "features"
+    figure: str = "test_accuracy"
+    width: int | None = None
+
+
+Kind = Literal["messages", "memories", "server"]
 
 
 class Family(NamedTuple):
@@ -51,14 +67,15 @@ class Family(NamedTuple):
 
     Attributes:
         sections: method and local work from the settings that were drawn.
-        feeds_back: whether it has error feedback or centred feedback, which the page compares with the others.
+        kind: where the server's direction comes from: the clients' "messages", their "memories" (error feedback), or
+            the memory of the "server", against which clients measure (centred feedback).
         bound: range of the bound, τ or β; of an adaptive one its start.
         step: range of the server's step; momentum takes a tenth, and Adam a hundredth.
         local: range of the local step.
     """
 
     sections: Callable[[Settings], Config]
-    feeds_back: bool
+    kind: Kind
     bound: tuple[float, float] = (0.03, 3.0)
     step: tuple[float, float] = (0.1, 10.0)
     local: tuple[float, float] = (0.3, 10.0)
@@ -74,19 +91,21 @@ def on_gradients(name: str, s: Settings, **more: Any) -> Config:
 
 
 FAMILIES: dict[str, Family] = {
-    "DP-FedAvg (clip)": Family(partial(on_updates, "dp_fed_avg_clip", "tau"), False),
-    "DP-FedAvg (normalised)": Family(partial(on_updates, "dp_fed_avg_normalized", "beta"), False),
-    "DP-FedAvg (adaptive clip)": Family(partial(on_updates, "dp_fed_avg_adaptive", "start"), False, bound=(0.003, 0.3)),
-    "DP-SCAFFOLD": Family(partial(on_updates, "dp_scaffold", "tau"), False),
-    "Fed-α-NormEC": Family(partial(on_updates, "fed_normec", "beta", server_normalization=False), True),
-    "Fed-α-NormEC (adaptive)": Family(
-        partial(on_updates, "fed_normec_adaptive", "beta", server_normalization=False), True, bound=(0.03, 1.0)
+    "DP-FedAvg (clip)": Family(partial(on_updates, "dp_fed_avg_clip", "tau"), "messages"),
+    "DP-FedAvg (normalised)": Family(partial(on_updates, "dp_fed_avg_normalized", "beta"), "messages"),
+    "DP-FedAvg (adaptive clip)": Family(
+        partial(on_updates, "dp_fed_avg_adaptive", "start"), "messages", bound=(0.003, 0.3)
     ),
-    "Clip21": Family(partial(on_gradients, "clip21"), True),
-    "Clip21-SGD2M": Family(partial(on_gradients, "clip21_sgd2m", client_momentum=0.5), True),
-    "EF21-SGDM": Family(partial(on_updates, "ef21_sgdm", "tau", client_momentum=0.5), True),
-    "EControl": Family(partial(on_updates, "econtrol", "tau"), True),
-    "centred feedback": Family(partial(on_updates, "centred", "beta"), True),
+    "DP-SCAFFOLD": Family(partial(on_updates, "dp_scaffold", "tau"), "messages"),
+    "Fed-α-NormEC": Family(partial(on_updates, "fed_normec", "beta", server_normalization=False), "memories"),
+    "Fed-α-NormEC (adaptive)": Family(
+        partial(on_updates, "fed_normec_adaptive", "beta", server_normalization=False), "memories", bound=(0.03, 1.0)
+    ),
+    "Clip21": Family(partial(on_gradients, "clip21"), "memories"),
+    "Clip21-SGD2M": Family(partial(on_gradients, "clip21_sgd2m", client_momentum=0.5), "memories"),
+    "EF21-SGDM": Family(partial(on_updates, "ef21_sgdm", "tau", client_momentum=0.5), "memories"),
+    "EControl": Family(partial(on_updates, "econtrol", "tau"), "memories"),
+    "centred feedback": Family(partial(on_updates, "centred", "beta"), "server"),
 }
 OPTIMIZERS: dict[str, tuple[float, Settings]] = {
     "sgd": (1.0, {}),
@@ -97,26 +116,24 @@ OPTIMIZERS: dict[str, tuple[float, Settings]] = {
 }
 
 GRADIENTS = {"name": "experiments/private-at-scale/gradients.py:extract", "bins": 6}
-HEAD = {"name": "experiments/private-at-scale/head.py:build"}
-BRIEF = {"name": "neural", "loss_examples": 2}  # the training loss is not looked at
 FASHION: dict[str, Any] = {"source": "fashion_mnist", "clients": 2000}
 CIFAR10: dict[str, Any] = {"source": "cifar10", "clients": 5000}
-HISTOGRAMS: Config = {"model": HEAD, "features": GRADIENTS, "problem": BRIEF}
+HISTOGRAMS: Config = {"features": GRADIENTS}
 TASKS: dict[str, Task] = {
     "fashion-one-class": Task(60, {"data": FASHION | {"partition": "shards", "shards_per_client": 1}, **HISTOGRAMS}),
     "fashion-iid": Task(60, {"data": FASHION | {"partition": "iid"}, **HISTOGRAMS}),
     "fashion-dirichlet": Task(60, {"data": FASHION | {"partition": "dirichlet", "concentration": 0.3}, **HISTOGRAMS}),
+    "movielens": Task(60, {"data": {"source": "movielens"}}, "tokens", "test_auc"),
     "cifar10-features": Task(60, {
-        "data": CIFAR10 | {"partition": "shards", "shards_per_client": 2}, "model": HEAD, "problem": BRIEF,
+        "data": CIFAR10 | {"partition": "shards", "shards_per_client": 2},
         "features": {"name": "efficientnet_lite0", "size": 64},
-    }),
+    }, width=256),
     "cifar10-scratch": Task(60, {
-        "data": CIFAR10 | {"partition": "iid"}, "problem": BRIEF,
+        "data": CIFAR10 | {"partition": "iid"}, "problem": {"name": "neural", "loss_examples": 2},
         "model": {"name": "small_cnn", "channels": [8, 16], "norm": "none", "halving": "stride"},
-    }),
+    }, "any"),
 }  # fmt: skip
-QUICK = Task(4, {"data": {"source": "digits", "partition": "shards", "shards_per_client": 1, "clients": 60},
-                 "model": {"name": "linear"}})  # fmt: skip
+QUICK = Task(4, {"data": {"source": "digits", "partition": "shards", "shards_per_client": 1, "clients": 60}})
 
 
 class Row(NamedTuple):
@@ -174,15 +191,28 @@ def config(task: Task, row: Row, settings: Settings, seed: int) -> Config:
 
 
 @lru_cache(maxsize=4)
-def problem(name: str, seed: int) -> Any:
-    """The clients and the model of a task, dealt out by this seed; made once by every worker."""
-    from fednormec.config.assemble import assemble
+def clients(name: str, seed: int) -> Any:
+    """The clients of a task, dealt out by this seed, as heads, bags or a problem; made once by every worker."""
+    from fednormec.config.assemble import assemble, extractor_of, rules
+    from fednormec.config.datasets import federated_data
+    from fednormec.config.own import Loading
+    from fednormec.config.usual import with_usual
+    from fednormec.data.features import with_features
 
-    return assemble({**_task(name).sections, "local": {"step": 1.0}, "run": {"seed": seed}}).problem
+    task = _task(name)
+    asked = with_usual({**task.sections, "local": {"step": 1.0}, "run": {"seed": seed}})
+    if task.model == "any":
+        return assemble(asked).problem
+    resolved, load = rules(asked).config, Loading(Path())
+    data = federated_data(asked, resolved, seed, load).data
+    if task.model == "tokens":
+        return heads.bags(data, assemble(asked, data).problem)
+    with_them = with_features(data, extractor_of(asked, resolved, load)) if "features" in asked else data
+    return heads.heads(with_them, task.width)
 
 
 def run(job: tuple[Row, Settings, int]) -> dict[str, Any]:
-    """One run: how accurate the last model and the average are."""
+    """One run: how accurate the last model and the average are; why, too, if its seed is one of the three."""
     import torch
 
     import fednormec as fn
@@ -190,21 +220,86 @@ def run(job: tuple[Row, Settings, int]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     row, settings, seed = job
-    task, started = _task(row.task), time.perf_counter()
+    task, started, found = _task(row.task), time.perf_counter(), clients(row.task, seed)
     asked = rules(config(task, row, settings, seed))
+    algorithm, problem, start = asked.algorithm, found, None
+    if task.model != "any":
+        steps = settings["local_steps"] if "local" in FAMILIES[row.family].sections(settings) else 1
+        algorithm, problem = algorithm._replace(local=found.gd(algorithm.local.step, steps)), found.problem
+        start = torch.zeros(problem.dim)
+    why = Why(algorithm, problem, FAMILIES[row.family].kind)
     done = fn.train(
-        problem(row.task, seed), asked.algorithm, asked.participation, asked.privacy, rounds=task.rounds, seed=seed,
-        workers=1, evaluate_every=max(1, task.rounds // 6),
+        problem, why.algorithm, asked.participation, asked.privacy, rounds=task.rounds, seed=seed, x0=start,
+        workers=1, evaluate_every=max(1, task.rounds // 6), observers=[why.observer] if seed != TUNING_SEED else [],
     )  # fmt: skip
-    records = [record for record in done.history if ACCURACY in record]
+    records = [r | r.apart for r in done.history if r.evaluated]
     last = records[-1] if records and done.diverged is None else {}
     assert done.statement is not None
     return {
-        "row": row.key, "settings": settings, "seed": seed, "last": last.get(ACCURACY, 0.0),
-        "averaged": last.get(AVERAGED, 0.0), "curve": [[r["round"], round(r[ACCURACY], 4)] for r in records],
-        "epsilon": done.statement.epsilon, "noise_to_signal": done.statement.facts["noise_to_signal"]["per_round"],
+        "row": row.key, "settings": settings, "seed": seed, "last": last.get(task.figure, 0.0),
+        "averaged": last.get(f"{task.figure}_averaged", 0.0),
+        "curve": [[r["round"], round(r[task.figure], 4)] for r in records], "epsilon": done.statement.epsilon,
+        "noise_to_signal": done.statement.facts["noise_to_signal"]["per_round"], **why.facts,
         "seconds": round(time.perf_counter() - started, 2),
     }  # fmt: skip
+
+
+class Why:
+    """What the server's direction is made of at the end of a run, measured on all clients.
+
+    noise: length of the privacy noise in the direction of the last round, over the length of the direction.
+    off: sine of the angle between the direction without that noise and the mean of all clients' updates, at the last
+        model. In centred feedback the noise cannot be taken out.
+    lag: mean distance between a client's update and its memory, over the mean length of an update.
+    """
+
+    def __init__(self, algorithm: Any, problem: Any, kind: Kind) -> None:
+        from fednormec import Observer
+
+        self.facts: dict[str, float] = {}
+        self._method, self._problem, self._kind = algorithm, problem, kind
+        self.algorithm, self.observer = algorithm._replace(server=self._server), Observer(after=self._after)
+
+    def _server(self, server: Any, mean: Any, weights: Any) -> Any:
+        self._step = self._method.server(server, mean, weights)
+        return self._step
+
+    def _after(self, state: Any, record: Any) -> None:
+        if not state.last:
+            return
+        import torch
+
+        method, problem, server = self._method, self._problem, state.server
+        wanted, given, d = torch.zeros(problem.dim).double(), torch.zeros(problem.dim).double(), problem.dim
+        behind = lengths = 0.0
+        for ids in np.split(np.arange(problem.num_clients), range(problem.tile, problem.num_clients, problem.tile)):
+            rows = state.memory[torch.as_tensor(ids)]
+            correction = None if method.correction is None else method.correction(server, rows)
+            updates = method.local.run(problem, server.x, ids, _moment(state.number), correction)
+            wanted += updates.double().sum(0)
+            messages, _ = method.client(server, rows, updates)
+            given += (rows if self._kind == "memories" else messages)[:, :d].double().sum(0)
+            if self._kind == "memories":
+                behind += float((updates - rows[:, :d]).norm(dim=1).sum())
+                lengths += float(updates.norm(dim=1).sum())
+        given = server.memory.double() if self._kind == "server" else given
+        noise = torch.as_tensor(self._step.noise).double().expand(d).sum().sqrt()
+        cosine = torch.nn.functional.cosine_similarity(given, wanted, dim=0)
+        self.facts = {
+            "noise": _short(noise / self._step.direction.double().norm()),
+            "off": _short((1 - cosine**2).clamp(0).sqrt()),
+            **({"lag": _short(behind / lengths)} if lengths else {}),
+        }  # fmt: skip
+
+
+def _moment(number: int) -> Any:
+    from fednormec.core.local import Moment
+
+    return Moment(0, number)
+
+
+def _short(value: Any) -> float:
+    return float(f"{float(value):.3g}")
 
 
 def _task(name: str) -> Task:
