@@ -1,7 +1,7 @@
 """A server and three clients on this machine, as four processes, with TLS and keys, each client with a data file of its
 own, made from scikit-learn's digits:
 
-    python examples/federation/run.py              (no noise; needs: pip install 'fednormec[flower]')
+    python examples/federation/run.py              (no noise; needs: pip install 'fednormec[federation]')
     python examples/federation/run.py --private    (each client adds its own noise, for ε = 8)
 """
 

@@ -2,9 +2,11 @@
 tried in federation_processes.py."""
 
 import contextlib
+import datetime
 import io
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 from command import Command, sentence
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from federated import (
     DIM,
     LOCAL,
@@ -29,8 +33,6 @@ from federated import (
     party,
     request_for,
 )
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,12 +56,16 @@ from fednormec.federation.messages import (
     Refused,
     Reply,
     Request,
+    framed,
+    kind_of,
     packed,
     read_reply,
+    read_report,
+    read_request,
     unpacked,
 )
-from fednormec.federation.provision import add, make
-from fednormec.federation.sessions import tell
+from fednormec.federation.provision import add, make, remove, renew, revoke, sign
+from fednormec.federation.sessions import roster, tell
 from fednormec.federation.wire import Wire, longest, taken
 from fednormec.privacy.mechanism import Mechanism
 from fednormec.privacy.statement import state
@@ -349,11 +355,11 @@ def test_when_all_have_lost_their_memory_nobody_pays_for_empty_rounds(tmp_path):
 
 
 def test_a_run_of_a_federation_stops_forgets_and_goes_on(tmp_path):
-    """The whole way of `serve` but for Flower: folder, records, ledger, checkpoint, statement."""
+    """The whole way of `serve` but for the network: folder, records, ledger, checkpoint, statement."""
     asked = config(participation={"name": "full"}, privacy=LOCAL)
     network = Network(asked, tmp_path)
     place = Wire(NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append)
-    says = besides(network.server.plan.mechanism, insecure=False)
+    says = besides(network.server.plan.mechanism)
     site = Site(lambda found: for_server(found, tmp_path).experiment, place, says, "serve again")
     stops = iter([False, False, True])
     with pytest.raises(Stopped, match=r"stopped after round 3. To go on: serve again"):
@@ -489,21 +495,44 @@ def test_honest_noise_is_taken_and_ten_times_as_much_is_not():
             taken(Reply(1, b"n", message=10 * message), request, 200, most)
 
 
+ANSWER = {"round": 1, "nonce": "6e", "status": "done", "why": ""}
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        RecordDict(),
-        RecordDict({"about": ArrayRecord([np.zeros(2)])}),
-        RecordDict({"about": ConfigRecord({"round": "1", "nonce": b"n", "status": "done", "why": ""})}),
-        RecordDict({"about": ConfigRecord({"round": -1, "nonce": b"n", "status": "done", "why": ""})}),
-        RecordDict({"about": ConfigRecord({"round": 1, "nonce": "n", "status": "done", "why": ""})}),
-        RecordDict({"about": ConfigRecord({"round": 1, "nonce": b"n", "status": "done", "why": "", "message": 3.0})}),
-        RecordDict({"about": ConfigRecord({"round": True, "nonce": b"n", "status": "done", "why": ""})}),
+        b"",
+        b"\0\0\0",
+        b"\xff\xff\xff\xff{}",
+        b"\0\0\0\x02[]",
+        b"\0\0\0\x04\xff\xfe{}",
+        b"\0\0\x1f\x00" + b"[" * 0x1F00,
+        framed(ANSWER | {"round": "1"}),
+        framed(ANSWER | {"round": -1}),
+        framed(ANSWER | {"round": 1.0}),
+        framed(ANSWER | {"round": True}),
+        framed(ANSWER | {"round": math.nan}),
+        framed(ANSWER | {"nonce": "n"}),
+        framed(ANSWER | {"status": "sent"}),
+        framed(ANSWER) + b"123",
+        framed(ANSWER, torch.full((3,), math.inf)),
+        framed(ANSWER, torch.zeros(4)),
     ],
 )
 def test_what_is_no_answer_is_refused(content):
+    assert read_reply(framed(ANSWER, torch.zeros(3)), 3, torch.float32).round == 1
     with pytest.raises(Refused):
         read_reply(content, 3, torch.float32)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_bytes_arrive_are_a_message_or_refused(content):
+    for read in (
+        lambda: read_reply(content, 3, torch.float32), lambda: read_request(content, 3, 0, torch.float32),
+        lambda: read_report(content), lambda: kind_of(content),
+    ):  # fmt: skip
+        with contextlib.suppress(Refused):
+            read()
 
 
 def test_a_client_refuses_other_settings(tmp_path):
@@ -621,20 +650,22 @@ def test_init_makes_what_each_party_needs(tmp_path):
     assert read_federation(folder)["federation"]["clients"] == ["a", "b"]
     for name in ("a", "b"):
         handed = folder / "clients" / name
-        assert sorted(path.name for path in handed.iterdir()) == ["ca.crt", "federation.toml", "node.key", "node.pub"]
-        assert (handed / "node.key").stat().st_mode & 0o777 == 0o600
+        handed_over = ["ca.crt", "client.crt", "client.key", "federation.toml"]
+        assert sorted(path.name for path in handed.iterdir()) == handed_over
+        assert (handed / "client.key").stat().st_mode & 0o777 == 0o600
         assert (handed / "federation.toml").read_text() == (folder / "federation.toml").read_text()
-        pair = keys.private_key(handed / "node.key").public_key(), keys.public_key(folder / "keys" / f"{name}.pub")
-        assert public_key_to_bytes(pair[0]) == public_key_to_bytes(pair[1])
-    assert (folder / "server.key").stat().st_mode & 0o777 == 0o600
-    assert not list(folder.rglob("ca.key"))
+        pair = keys.private_key(handed / "client.key").public_key(), keys.public_key(folder / "keys" / f"{name}.pub")
+        assert keys.fingerprint(pair[0]) == keys.fingerprint(pair[1])
+        certificate = x509.load_pem_x509_certificate((handed / "client.crt").read_bytes())
+        assert keys.fingerprint(certificate.public_bytes(serialization.Encoding.DER)) == keys.fingerprint(pair[0])
+    for secret in ("server.key", "authority.key"):
+        assert (folder / secret).stat().st_mode & 0o777 == 0o600
+    assert not list((folder / "clients").rglob("authority.key"))
     with pytest.raises(UserError, match="is not empty"):
         make(folder, ["a"], [5], 3, "localhost:1", None)
 
 
 def test_the_certificate_names_the_host_and_this_machine(tmp_path):
-    from cryptography import x509
-
     folder = make(tmp_path / "fed", ["a"], [5], 3, "fl.example.org:9443", None)
     leaf = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -652,17 +683,87 @@ def test_one_more_client_is_another_federation(tmp_path):
     assert for_server(read_federation(folder / "clients" / "a"), folder).agreed != before
     own = tmp_path / "own"
     own.mkdir()
-    keys.make_client(own)
-    assert add(folder, "c", own / "node.pub") is None
-    assert not (folder / "clients" / "c").exists()
+    assert add(folder, "c", keys.make_request(own, "c")) == folder / "clients" / "c"
+    assert not (folder / "clients" / "c" / "client.key").exists()
+    assert keys.fingerprint(keys.public_key(folder / "keys" / "c.pub")) == keys.fingerprint(
+        keys.private_key(own / "client.key").public_key()
+    )
     assert read_federation(folder)["federation"]["clients"] == ["a", "b", "c"]
     with pytest.raises(UserError, match="the same name"):
         add(folder, "a")
     (folder / "keys" / "gone.pub").write_text("of a client that was removed")
     with pytest.raises(UserError, match="is there already"):
         add(folder, "gone")
-    with pytest.raises(UserError, match="no public key"):
+    with pytest.raises(UserError, match="no signing request"):
         add(folder, "d", folder / "federation.toml")
+    with pytest.raises(UserError, match="is the request of c, not of d"):
+        add(folder, "d", own / "client.csr")
+
+
+def test_one_client_less_is_another_federation(tmp_path):
+    folder = make(tmp_path / "fed", ["a", "b"], [5], 3, "localhost:9443", None)
+    before = for_server(read_federation(folder), folder).agreed
+    remove(folder, "b")
+    assert read_federation(folder)["federation"]["clients"] == ["a"]
+    assert for_server(read_federation(folder / "clients" / "a"), folder).agreed != before
+    assert sorted(path.name for path in (folder / "keys").iterdir()) == ["a.pub"]
+    with pytest.raises(UserError, match="at least one client"):
+        remove(folder, "a")
+    with pytest.raises(UserError, match="unknown client"):
+        remove(folder, "b")
+
+
+def test_a_key_is_revoked_and_another_takes_its_place(tmp_path):
+    folder = make(tmp_path / "fed", ["a", "b"], [5], 3, "localhost:9443", None)
+    agreed = for_server(read_federation(folder), folder).agreed
+    first = roster(folder, ["a", "b"])
+    revoke(folder, "b")
+    assert roster(folder, ["a", "b"]) == [first[0], None]
+    with pytest.raises(UserError, match="revoked before"):
+        revoke(folder, "b")
+    (tmp_path / "b").mkdir()
+    made = sign(folder, keys.make_request(tmp_path / "b", "b"))
+    assert roster(folder, ["a", "b"])[1] not in (None, first[1])
+    assert sorted(path.name for path in made.iterdir()) == ["ca.crt", "client.crt", "federation.toml"]
+    assert for_server(read_federation(folder), folder).agreed == agreed
+    with pytest.raises(UserError, match="unknown client"):
+        sign(folder, keys.make_request(tmp_path / "b", "who"))
+
+
+def test_certificates_are_renewed_for_the_same_keys(tmp_path):
+    folder = make(tmp_path / "fed", ["a", "b"], [5], 3, "fl.example.org:9443", None)
+    before, known = (folder / "server.crt").read_bytes(), roster(folder, ["a", "b"])
+    shutil.rmtree(folder / "clients" / "b")  # handed over
+    made = renew(folder, ["10.0.0.7"])
+    assert [path.relative_to(folder).as_posix() for path in made] == [
+        "server.crt", "clients/a/client.crt", "clients/b/client.crt"
+    ]  # fmt: skip
+    assert (folder / "server.crt").read_bytes() != before
+    assert keys.certified_hosts(folder / "server.crt") == [
+        "10.0.0.7",
+        "fl.example.org",
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    ]
+    for client, path in enumerate(made[1:]):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        assert keys.fingerprint(certificate.public_bytes(serialization.Encoding.DER)) == known[client]
+
+
+def test_a_certificate_says_when_it_ends():
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    for begins, ends, wrong, soon in (
+        (now - day, now + 31 * day, None, None),
+        (now - day, now + 29 * day, None, "it expires on "),
+        (now - 2 * day, now - day, "it expired on ", None),
+        (now + day, now + 2 * day, "it holds from ", None),
+    ):
+        found = keys.Validity(begins, ends).trouble("it", "make a new one")
+        for said, expected in zip(found, (wrong, soon), strict=True):
+            assert (said is None) == (expected is None)
+            assert said is None or said.startswith(expected)
 
 
 def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path):
@@ -671,11 +772,11 @@ def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path
         (LOCAL, "nobody is trusted with an exact message", "a message that does not come"),
     ):
         plan = for_server(config(privacy=privacy), tmp_path).plan
-        text = " ".join(state(plan, 3, 0, besides(plan.mechanism, insecure=False)).text.split())
+        text = " ".join(state(plan, 3, 0, besides(plan.mechanism)).text.split())
         assert trust in text
         assert drop_outs in text
         assert "drop-outs" in text
-        assert "TLS" in text
+        assert "HTTPS" in text
 
 
 def test_a_client_is_told_what_is_promised_and_whom_it_trusts():
@@ -702,10 +803,9 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
         (("serve", "fed", "--wait-for", "3"), "--wait-for must be from 1 to 2"),
         (("serve", "fed", "--port", "99999"), "--port must be from 1 to 65535"),
         (("serve", "fed", "--port", "0"), "--port must be from 1 to 65535"),
-        (("serve", "fed", "--insecure", "--host", "0.0.0.0"), "for this machine alone"),
         (("join", "fed/clients/north", "--data", "none.npz"), "none.npz"),
-        (("join", "fed/clients/north", "--data", "own.npz", "--insecure", "--address", "fl.example.org:1"),
-         "for this machine alone"),
+        (("join", "fed/clients/north", "--data", "own.npz", "--address", "https://fl.example.org:1"),
+         "without a scheme: fl.example.org:1"),
         (("join", "fed/clients/north", "--data", "own.npz", "--name", "who"), "none of the clients"),
         (("add", "fed", "north"), "the same name"),
     ):  # fmt: skip
@@ -761,7 +861,7 @@ def test_a_federation_that_has_come_to_its_end_says_so(fednormec_: Command, tmp_
     assert "has come to its end already" in found.err
 
 
-def test_without_flower_the_commands_say_how_to_get_it(fednormec_: Command, monkeypatch):
+def test_without_what_it_needs_the_commands_say_how_to_get_it(fednormec_: Command, monkeypatch):
     monkeypatch.setattr("fednormec.cli.federation.find_spec", lambda name: None)
     found = fednormec_("federation", "serve", "fed")
-    assert (found.code, sentence(found.err)) == (2, "a federation needs Flower: pip install 'fednormec[flower]'.")
+    assert (found.code, sentence(found.err)) == (2, "a federation needs h11: pip install 'fednormec[federation]'.")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from federated import DIM, LOCAL, NAMES, Network, config, data, request_for
-from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,14 +23,14 @@ from fednormec.federation.agreement import Federation, for_client, for_server
 from fednormec.federation.client import answering, reported
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.messages import (
-    ABOUT,
     Refused,
     Report,
     Request,
+    framed,
     read_report,
     read_request,
-    report_record,
-    request_record,
+    report_bytes,
+    request_bytes,
 )
 from fednormec.federation.reports import Reporting, taken_report
 from fednormec.federation.wire import Wire
@@ -50,7 +49,7 @@ def party(of: Config, client: int) -> Federation:
 
 
 class Asking:
-    """All clients in this process; every message is what Flower would carry."""
+    """All clients in this process; every message is the bytes that a network would carry."""
 
     def __init__(self, parties: list[Federation]) -> None:
         self.parties, self.said = parties, list[str]()
@@ -58,8 +57,8 @@ class Asking:
     def __call__(self, requests: Mapping[int, Request]) -> dict[int, Report | Refused]:
         answers = dict[int, Report | Refused]()
         for client, request in requests.items():
-            arrived = read_request(request_record(request), DIM, 0, request.x.dtype)
-            answers[client] = read_report(report_record(reported(self.parties[client], arrived)))
+            arrived = read_request(request_bytes(request), DIM, 0, request.x.dtype)
+            answers[client] = read_report(report_bytes(reported(self.parties[client], arrived)))
         return answers
 
     def reports(self, agreed: str) -> Reporting:
@@ -181,9 +180,9 @@ def test_settings_that_do_not_fit(tmp_path: Path, settings: Config, said: str) -
 def test_the_statement_and_the_promise_say_that_no_epsilon_covers_it(tmp_path: Path) -> None:
     plan = for_server(asked(privacy=LOCAL), tmp_path).plan
     assert plan is not None
-    said = [text for name, text in besides(plan.mechanism, False, True) if name == "not covered"]
+    said = [text for name, text in besides(plan.mechanism, True) if name == "not covered"]
     assert any("what clients report of the model" in text and "no noise protects them" in text for text in said)
-    assert len(besides(plan.mechanism, False, False)) == len(besides(plan.mechanism, False, True)) - 1
+    assert len(besides(plan.mechanism, False)) == len(besides(plan.mechanism, True)) - 1
     assert "tells the server, exactly, how good the model is on 25% of its examples" in promise(plan, 0.25)
     assert "no ε covers that" in promise(None, 0.25) and "report" not in promise(plan, None)
 
@@ -212,13 +211,13 @@ def test_a_report_that_cannot_be_one_does_not_count(report: Report | Refused, wh
 
 @given(st.dictionaries(
     st.sampled_from(["nonce", "status", "why", "name", "value"]),
-    st.integers(-9, 9) | st.floats() | st.text(max_size=5) | st.binary(max_size=5) | st.booleans(),
+    st.integers(-9, 9) | st.floats() | st.text(max_size=5) | st.booleans(),
 ))  # fmt: skip
 def test_whatever_arrives_is_a_report_or_refused(about: dict[str, Any]) -> None:
     with suppress(Refused):
-        assert isinstance(read_report(RecordDict({ABOUT: ConfigRecord(about)})), Report)
-    with pytest.raises(Refused, match="it has no record"):
-        read_report(RecordDict())
+        assert isinstance(read_report(framed(about)), Report)
+    with pytest.raises(Refused, match="it is no message"):
+        read_report(b"")
 
 
 def test_a_record_of_reports_alone_is_whole() -> None:

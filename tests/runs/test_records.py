@@ -136,7 +136,7 @@ def test_serve_goes_on_with_what_has_a_damaged_summary(tmp_path: Path, how: str)
     (out / "config.toml").write_text(dump(read_federation(federation)))
     (out / "metrics.jsonl").touch()
     (out / "summary.json").write_text(json.dumps(WHOLE))
-    how_to = Serving(quiet=True, insecure=True)
+    how_to = Serving(quiet=True)
     assert serve(federation, how_to, stop=lambda: True)["status"] == "done"
     damage(out, how)
     with pytest.raises(Stopped, match="while waiting for clients"):

@@ -248,21 +248,20 @@ def test_the_ledger_of_a_killed_server_never_says_less(made):
     statement = " ".join((federation.fed / "run" / "privacy.txt").read_text().split())
     assert "nobody is trusted with an exact message" in statement
     assert "drop-outs a message that does not come is not seen" in statement
-    assert "Flower over TLS" in statement
+    assert "HTTPS; server and clients prove by their keys who they are" in statement
 
 
 def test_an_unregistered_key_is_refused(made, tmp_path):
     federation = made(text())
     server = federation.serve()
     stranger = federation.fed / "clients" / "north"
-    mine = stranger / "node.key"
-    mine.rename(tmp_path / "kept.key")
-    keys.make_client(tmp_path)
-    (tmp_path / "node.key").rename(mine)
+    (stranger / "client.key").unlink()
+    key = keys.read_request(keys.make_request(stranger, "north"))[1]  # signed, and not on the roster
+    (stranger / "client.crt").write_bytes(keys.sign_client(federation.fed, "north", key))
     client = federation.join("north")
     _, err = client.communicate(timeout=60)
     assert client.returncode == 2
-    assert "fednormec: the server does not know this key" in err
+    assert "refuses this client: this certificate is of nobody on the roster, or was revoked" in err
     assert server.poll() is None
     server.kill()
 
@@ -341,7 +340,7 @@ def test_the_example_is_one_command():
 def test_the_readmes_commands_are_a_federation(tmp_path):
     """All of them side by side, in the order in which they stand, each in the folder where it is meant to be."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("## A real federation: Flower\n")[2].partition("\n## ")[0]
+    section = readme.partition("## A real federation\n")[2].partition("\n## ")[0]
     lines = [line.partition("#")[0].strip() for line in re.findall(r"```sh\n(.*?)```", section, re.S)[0].splitlines()]
     init, serve, *joins = [shlex.split(line) for line in lines if line.startswith("fednormec")]
     assert [words[2] for words in (init, serve, *joins)] == ["init", "serve", "join", "join", "join"]
@@ -366,8 +365,7 @@ def test_the_readmes_commands_are_a_federation(tmp_path):
 
 
 def test_nothing_speaks_to_anybody_else(made, tmp_path, monkeypatch):
-    """Every address that any of the processes connects to is this machine's, by Python's own account; here without TLS,
-    which is for this machine alone."""
+    """Every address that any of the processes connects to is this machine's, by Python's own account."""
     spy = tmp_path / "spy"
     spy.mkdir()
     (spy / "sitecustomize.py").write_text(
@@ -380,7 +378,6 @@ def test_nothing_speaks_to_anybody_else(made, tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(spy), prepend=os.pathsep)
     federation = made(text(rounds=3))
-    federation.agreed = (*federation.agreed, "--insecure")
     federation.finish(federation.serve(), [federation.join(name) for name in NAMES])
     heard = set((tmp_path / "heard").read_text().splitlines())
     assert heard

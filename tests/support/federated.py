@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 
 import fednormec as fn
 from fednormec.config.assemble import assemble
@@ -22,8 +21,8 @@ from fednormec.federation.messages import (
     Request,
     read_reply,
     read_request,
-    reply_record,
-    request_record,
+    reply_bytes,
+    request_bytes,
 )
 from fednormec.federation.wire import Wire
 from fednormec.runs import checkpoint as checkpoints
@@ -58,8 +57,9 @@ def party(asked: Config, client: int) -> Federation:
 
 
 class Network:
-    """All clients of a federation in this process, and a wire between: every message is what Flower would carry. Tests
-    put what goes wrong into `between`, which sees each client's answer and returns what arrives, or None."""
+    """All clients of a federation in this process, and a wire between: every message is the bytes that a network would
+    carry. Tests put what goes wrong into `between`, which sees each client's answer and returns what arrives, or
+    None."""
 
     def __init__(self, asked: Config, folder: Path, run: str = "a") -> None:
         self.asked, self.folder, self.run = asked, folder, run
@@ -77,11 +77,11 @@ class Network:
         answers: dict[int, Reply | Refused] = {}
         for client, request in requests.items():
             memory = 0 if request.memory is None else len(request.memory)
-            arrived = read_request(request_record(request), len(request.x), memory, request.x.dtype)
+            arrived = read_request(request_bytes(request), len(request.x), memory, request.x.dtype)
             reply = self.between(client, request, self.clients[client](arrived))
             if reply is not None:
                 size = self.server.experiment.algorithm.message_width(len(request.x))
-                answers[client] = understood(reply_record(reply), size, request.x.dtype)
+                answers[client] = understood(reply_bytes(reply), size, request.x.dtype)
         return answers
 
     def rounds(self, resume: checkpoints.Checkpoint | None = None) -> Any:
@@ -102,7 +102,7 @@ class Network:
         return found
 
 
-def understood(content: RecordDict, size: int, dtype: torch.dtype) -> Reply | Refused:
+def understood(content: bytes, size: int, dtype: torch.dtype) -> Reply | Refused:
     try:
         return read_reply(content, size, dtype)
     except Refused as why:

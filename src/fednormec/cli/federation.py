@@ -1,7 +1,5 @@
 """Train with clients that are other people's machines: `fednormec federation`."""
 
-import logging
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,7 @@ from fednormec.cli.options import Quiet
 from fednormec.cli.printing import print_end, tell
 from fednormec.errors import Stopped, UserError, visible
 
-HELP = """Train with clients that are other people's machines. Flower is the transport.
+HELP = """Train with clients that are other people's machines, over HTTPS.
 
 One party makes the federation's folder and hands each client its own; the clients keep their data.
 
@@ -25,21 +23,15 @@ Examples:
 """
 app = typer.Typer(help=HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="The federation's folder.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS; on this machine alone.")]
 NotPrivate = Annotated[
     bool, typer.Option("--not-private", help="Go on although nothing, or only repeatable noise, protects the clients.")
 ]
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
-def require_flower() -> None:
-    """Silence Flower; raises UserError if it is not installed."""
-    os.environ.update(QUIET)
-    if find_spec("flwr") is None:
-        raise UserError("a federation needs Flower: pip install 'fednormec[flower]'.")
-    import flwr.supercore.logger  # noqa: F401  which sets its own level
-
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+def require_h11() -> None:
+    """Raises UserError if what a federation needs is not installed."""
+    if find_spec("h11") is None:
+        raise UserError("a federation needs h11: pip install 'fednormec[federation]'.")
 
 
 INIT_HELP = """Make the folder of a federation. It holds settings, the certificate of the server, keys for all clients.
@@ -80,7 +72,7 @@ def init(
     texts: Annotated[bool, typer.Option("--texts", help='As data.inputs = "texts" in CONFIG.')] = False,
     address: Annotated[str, typer.Option(help="Where clients find the server.")] = "localhost:9443",
 ) -> None:
-    require_flower()
+    require_h11()
     from fednormec.config.schema import read
     from fednormec.federation.agreement import for_server, read_federation
     from fednormec.federation.provision import CLIENTS, make
@@ -108,12 +100,14 @@ def _shape(option: str, text: str) -> list[int]:
         raise UserError(f"{option} takes whole numbers with commas, such as 1,28,28, not '{text}'.") from None
 
 
-ADD_HELP = """Put one more client on the roster. All clients need the new federation.toml, and it begins a new run.
+ADD_HELP = """Put one more client on the roster. It is then another federation, which begins a new run.
+
+All clients need the new federation.toml. What the old federation spent is spent: say so with privacy.tuning_runs.
 
 \b
 Examples:
-  fednormec federation add fed west                          a key pair is made, in fed/clients/west
-  fednormec federation add fed west --public-key west.pub    of a key that west made: ssh-keygen -t ecdsa -b 384
+  fednormec federation add fed west                           its key is made here, in fed/clients/west
+  fednormec federation add fed west --request west.csr        of a key that west made: fednormec federation request west
 """
 
 
@@ -121,15 +115,133 @@ Examples:
 def add(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The client's name.")],
-    key: Annotated[str | None, typer.Option("--public-key", help="The public key of a pair it made itself.")] = None,
+    request: Annotated[str | None, typer.Option(help="A signing request of a key that it made itself.")] = None,
 ) -> None:
-    require_flower()
+    require_h11()
     from fednormec.federation.provision import add as put
 
-    made = put(Path(folder), name, None if key is None else Path(key))
-    print(visible(f"{name} is on the roster; send every client the new {Path(folder) / 'federation.toml'}"))
-    if made is not None:
-        print(visible(f"{made}: for {name}; send it there and delete it here"))
+    made = put(Path(folder), name, None if request is None else Path(request))
+    _say_what_to_send(Path(folder), name, made)
+    print(visible(f"send every client the new {Path(folder) / 'federation.toml'}; begin a new run: serve --out NEW"))
+
+
+REMOVE_HELP = """Take a client off the roster. It is then another federation, which begins a new run.
+
+All clients need the new federation.toml. What the old federation spent is spent: say so with privacy.tuning_runs. To
+shut out a stolen key and go on with the run, take `revoke`.
+
+\b
+Example:
+  fednormec federation remove fed west
+"""
+
+
+@app.command(help=REMOVE_HELP, cls=Command)
+def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.")]) -> None:
+    require_h11()
+    from fednormec.federation.provision import remove as take_off
+
+    take_off(Path(folder), name)
+    print(visible(f"{name} is off the roster"))
+    print(visible(f"send every client the new {Path(folder) / 'federation.toml'}; begin a new run: serve --out NEW"))
+
+
+REQUEST_HELP = """Make your own key, and a request that the federation's operator signs. The key never leaves you.
+
+The folder NAME gets client.key and client.csr. Send client.csr to the operator, who answers with the files for that
+folder.
+
+\b
+Example:
+  fednormec federation request west
+"""
+
+
+@app.command(help=REQUEST_HELP, cls=Command)
+def request(name: Annotated[str, typer.Argument(help="The client's name; a folder of that name is made.")]) -> None:
+    require_h11()
+    from fednormec.federation.agreement import require_names
+    from fednormec.federation.keys import make_request
+
+    require_names([name])
+    folder = Path(name)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    print(visible(f"{make_request(folder, name)}: send it to the federation's operator"))
+    print(visible(f"{folder}: keep it; the files that come back belong into it"))
+
+
+SIGN_HELP = """Let a client of the roster use the key in its signing request, in place of the one that was made here.
+
+\b
+Example:
+  fednormec federation sign fed north.csr
+"""
+
+
+@app.command(help=SIGN_HELP, cls=Command)
+def sign(
+    folder: Folder, file: Annotated[str, typer.Argument(metavar="REQUEST", help="The client's signing request.")]
+) -> None:
+    require_h11()
+    from fednormec.federation.provision import sign as signed
+
+    made = signed(Path(folder), Path(file))
+    _say_what_to_send(Path(folder), made.name, made)
+
+
+RENEW_HELP = """Make new certificates for the keys that there are. They hold for a year.
+
+Restart `serve` to show the new one. Clients need theirs before the old one expires; keys and settings stay.
+
+\b
+Examples:
+  fednormec federation renew fed
+  fednormec federation renew fed --address fl.example.org     the server has one more name
+"""
+
+
+@app.command(help=RENEW_HELP, cls=Command)
+def renew(
+    folder: Folder,
+    address: Annotated[
+        list[str] | None, typer.Option(help="A name or address of the server's, besides those it has; may be repeated.")
+    ] = None,
+) -> None:
+    require_h11()
+    from fednormec.federation.provision import renew as made_anew
+
+    server, *clients = made_anew(Path(folder), address or ())
+    print(visible(f"{server}: restart serve to use it"))
+    for file in clients:
+        print(visible(f"{file}: for {file.parent.name}"))
+
+
+REVOKE_HELP = """Shut out a client's key at once, also with a server that runs. Its place on the roster stays empty.
+
+It can come back with a new key: fednormec federation sign.
+
+\b
+Example:
+  fednormec federation revoke fed west
+"""
+
+
+@app.command(help=REVOKE_HELP, cls=Command)
+def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.")]) -> None:
+    require_h11()
+    from fednormec.federation.provision import revoke as shut_out
+
+    shut_out(Path(folder), name)
+    print(visible(f"{name} is shut out; a server that runs notices within seconds"))
+
+
+def _say_what_to_send(folder: Path, name: str, made: Path) -> None:
+    from fednormec.federation.provision import has_key
+
+    if has_key(made):
+        print(visible(f"{made}: for {name}; send it there by a way that both trust, and delete it here"))
+    else:
+        print(visible(f"{made}: for {name}; its files belong beside the key that {name} made"))
 
 
 SERVE_HELP = """Train with the clients that connect. The same command goes on where it was stopped, or killed.
@@ -157,20 +269,17 @@ def serve(
     forget_memories: Annotated[
         bool, typer.Option("--forget-memories", help="Go on with all memories, the server's too, at zero.")
     ] = False,
-    insecure: Insecure = False,
     not_private: NotPrivate = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout at the end, for scripts.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    require_flower()
+    require_h11()
     from fednormec.federation.sessions import Serving
     from fednormec.federation.sessions import serve as train
     from fednormec.results.report import with_report
     from fednormec.runs.interrupts import STOPPING, asked_to_stop
 
-    how = Serving(
-        None if out is None else Path(out), host, port, wait_for, insecure, not_private, forget_memories, quiet
-    )
+    how = Serving(None if out is None else Path(out), host, port, wait_for, not_private, forget_memories, quiet)
     with asked_to_stop(STOPPING) as stop:
         summary = with_report(train(Path(folder), how, stop))
     print_end(summary, as_json)
@@ -197,15 +306,14 @@ def join(
     data: Annotated[str, typer.Option(help="A .npz file, a table, images, or file.py:function.")],
     name: Annotated[str | None, typer.Option(help="The client's name.", show_default="DIR's")] = None,
     address: Annotated[str | None, typer.Option(help="Where the server is.", show_default="by the settings")] = None,
-    insecure: Insecure = False,
     not_private: NotPrivate = False,
 ) -> None:
-    require_flower()
+    require_h11()
     from fednormec.federation.sessions import join as take_part
     from fednormec.runs.interrupts import asked_to_stop
 
     with asked_to_stop("stopping.") as stop:
-        take_part(Path(folder), data, stop, name, address, insecure, not_private)
+        take_part(Path(folder), data, stop, name, address, not_private)
         if stop():
             raise Stopped("stopped; the same command takes part again.")
     print("the training has come to its end.")

@@ -2,12 +2,13 @@
 
 import hashlib
 import ipaddress
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -106,12 +107,14 @@ class Federation(NamedTuple):
         settings: settings of [federation].
         experiment: the experiment with the data that this party has.
         agreed: digest of what all must agree on.
+        terms: what that is: values by section.key.
         report: computes a client's figure of a model on the examples that it holds out; None: it holds none out.
     """
 
     settings: FederationSettings
     experiment: Experiment
     agreed: str
+    terms: dict[str, Any]
     report: Callable[[Tensor], ByClient] | None = None
 
     @property
@@ -194,6 +197,8 @@ def require_names(names: Sequence[str]) -> None:
 
 def split_address(address: str) -> tuple[str, int]:
     """Returns host and port; raises UserError if it is no address."""
+    if "://" in address:
+        raise UserError(f"an address is host:port, without a scheme: {address.partition('://')[2] or 'host:9443'}.")
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise UserError(f"an address is host:port, such as fl.example.org:9443, not '{address}'.")
@@ -257,11 +262,15 @@ def _federation(
     if shapes is not None and len(names) == shapes.outputs:
         experiment = experiment._replace(shapes=shapes._replace(classes=names))
     report = problem.report if settings.report and data.owners is not None else None
-    return Federation(settings, experiment._replace(problem=problem, config=resolved), _agreed(resolved), report)
+    terms = _agreed(resolved)
+    digest = hashlib.sha256(dump(terms).encode()).hexdigest()[:32]
+    by_key = {f"{name}.{key}": value for name, section in terms.items() for key, value in section.items()}
+    by_key = json.loads(json.dumps(by_key, default=str))  # as the other side will read them
+    return Federation(settings, experiment._replace(problem=problem, config=resolved), digest, by_key, report)
 
 
-def _agreed(config: Config) -> str:
-    """Returns the digest of what every party must have alike, every default spelled out."""
+def _agreed(config: Config) -> Config:
+    """Returns what every party must have alike, every default spelled out."""
     parts: Config = {name: config[name] for name in AGREED if name in config}
     parts["run"] = {key: config["run"][key] for key in AGREED_OF_RUN}
     shapes = ("clients", "inputs", "classes", "targets", "tokens")
@@ -270,7 +279,7 @@ def _agreed(config: Config) -> str:
         parts["federation"] |= {"texts": True}
     if config["federation"].get("report"):
         parts["federation"] |= {"report": True, "held_out": config["federation"].get("held_out", HELD_OUT)}
-    return hashlib.sha256(dump(parts).encode()).hexdigest()[:32]
+    return parts
 
 
 class _Party:

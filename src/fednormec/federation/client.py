@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from fednormec.config.forms import read_agreed
 from fednormec.config.own import SECONDS_TO_LOAD, is_own, own
@@ -24,61 +22,63 @@ from fednormec.federation.client_state import Kept, Releases, Store
 from fednormec.federation.messages import (
     LOST,
     REFUSED,
+    REPORT,
     Refused,
     Reply,
     Report,
     Request,
+    kind_of,
     read_request,
-    reply_record,
-    report_record,
+    reply_bytes,
+    report_bytes,
 )
 from fednormec.privacy.mechanism import Mechanism
 
 Answer = Callable[[Request], Reply]
 
 
-def client_app(
-    federation: Federation, client: int, folder: Path, tell: Callable[[str], None], end: Callable[[], None]
-) -> ClientApp:
-    """Returns the client of this number as a Flower app.
+def client_of(
+    federation: Federation, client: int, folder: Path, tell: Callable[[str], None]
+) -> Callable[[bytes], bytes]:
+    """Returns the client of this number: a function from the bytes of a request to those of its answer.
 
     Args:
         federation: the federation as this client knows it.
         client: its number.
         folder: where its memory is stored.
         tell: called with what its owner should know.
-        end: called when all is over.
     """
-    app, answer = ClientApp(), answering(federation, client, folder, tell)
+    answer = answering(federation, client, folder, tell)
     like = federation.experiment.algorithm.init(federation.experiment.problem.init(generator(0, "init")))
     memory = len(like.memory) if federation.experiment.algorithm.reads_memory else 0
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
+    def train(data: bytes) -> bytes:
         try:
-            reply = answer(read_request(message.content, len(like.x), memory, like.x.dtype))
+            reply = answer(read_request(data, len(like.x), memory, like.x.dtype))
         except Refused as why:
             reply = Reply(0, b"", REFUSED, str(why))
         if reply.status != "done":
             tell(f"a request was not answered: {reply.why or 'the memory it speaks of is not here'}")
-        return Message(reply_record(reply), reply_to=message)
+        return reply_bytes(reply)
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
+    def report(data: bytes) -> bytes:
         try:
-            report = reported(federation, read_request(message.content, len(like.x), 0, like.x.dtype))
+            found = reported(federation, read_request(data, len(like.x), 0, like.x.dtype))
         except Refused as why:
-            report = Report(b"", REFUSED, str(why))
-        if report.status == REFUSED:
-            tell(f"nothing was reported: {report.why}")
-        return Message(report_record(report), reply_to=message)
+            found = Report(b"", REFUSED, str(why))
+        if found.status == REFUSED:
+            tell(f"nothing was reported: {found.why}")
+        return report_bytes(found)
 
-    @app.query()
-    def over(message: Message, context: Context) -> Message:
-        end()
-        return Message(RecordDict(), reply_to=message)
+    def answered(data: bytes) -> bytes:
+        try:
+            kind = kind_of(data)
+        except Refused as why:
+            tell(f"a request was not answered: {why}")
+            return reply_bytes(Reply(0, b"", REFUSED, str(why)))
+        return report(data) if kind == REPORT else train(data)
 
-    return app
+    return answered
 
 
 def answering(

@@ -1,4 +1,4 @@
-"""Memory of a client, on its own disk: Flower's own state does not outlive a process.
+"""Memory of a client, on its own disk.
 
 One file per training, replaced as a whole before an answer leaves. It holds the memory after the last round and the one
 before that, because whether the last round counted is for the server to say; and the answer itself, so that whoever

@@ -19,14 +19,15 @@ REPORTS = (
     "what clients report of the model on examples that they hold out: the server sees each client's exact figure, the "
     "run folder keeps them, and no noise protects them; a server that asks about models of its own making learns more"
 )
-SECURE = "Flower over TLS; every client proves by its key who it is, and runs its own copy of this program"
-INSECURE = "Flower without TLS, on one machine"
+TRANSPORT = (
+    "HTTPS; server and clients prove by their keys who they are, and each client runs its own copy of this program"
+)
 
 
-def besides(mechanism: Mechanism, insecure: bool, report: bool = False) -> tuple[tuple[str, str], ...]:
+def besides(mechanism: Mechanism, report: bool = False) -> tuple[tuple[str, str], ...]:
     """Returns what a federation's statement says besides, by name; `report` is whether clients do."""
     return (
-        ("transport", INSECURE if insecure else SECURE),
+        ("transport", TRANSPORT),
         ("drop-outs", DROP_OUTS[mechanism.trust]),
         ("not covered", NETWORK[mechanism.trust]),
         *([("not covered", REPORTS)] if report else []),

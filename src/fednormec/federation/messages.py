@@ -1,24 +1,28 @@
-"""Requests and replies between server and client, as bytes: a vector, and what it belongs to.
+"""Requests and replies between server and client, as bytes: what is said, in JSON, and then the vectors.
 
 All that comes from the other side is checked here, and what is anything else than it should be is `Refused`. A secure
 aggregation would have its place here: it sends a masked vector in place of the message.
 """
 
 import hashlib
+import json
+import struct
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fednormec.errors import visible
 
-ABOUT, VECTORS = "about", "vectors"
+TRAIN, REPORT, OVER = "train", "report", "over"
 DONE, LOST, REFUSED = "done", "lost", "refused"
 NUMPY: dict[torch.dtype, str] = {torch.float32: "<f4", torch.float64: "<f8"}
 MOST_TEXT = 300  # characters of another party's sentence that are repeated
-Value = TypeVar("Value", int, str, bytes, bool, float)
+MOST_SAID = 8192  # bytes of what is said beside the vectors
+LENGTH = struct.Struct(">I")
+Said = dict[str, Any]
+Value = TypeVar("Value", int, str, bool, float)
 
 
 class Refused(Exception):
@@ -114,84 +118,121 @@ def unpacked(data: bytes, size: int, dtype: torch.dtype, what: str) -> Tensor:
     return vector
 
 
-def request_record(request: Request) -> RecordDict:
-    """Returns a request for Flower, its vectors apart from what differs between clients.
+def framed(said: Said, *vectors: Tensor) -> bytes:
+    """Returns what is said and the vectors as bytes."""
+    text = json.dumps(said).encode()
+    return b"".join([LENGTH.pack(len(text)), text, *map(packed, vectors)])
 
-    Flower keeps one copy of what is the same for all.
+
+def unframed(data: bytes) -> tuple[Said, bytes]:
+    """Returns what is said, and the bytes of the vectors; raises Refused if it is nothing of that kind.
+
+    >>> unframed(framed({"kind": "over"}, torch.zeros(1)))
+    ({'kind': 'over'}, b'\\x00\\x00\\x00\\x00')
     """
-    about = {name: getattr(request, name) for name in ("run", "agreed", "round", "base", "sends", "nonce")}
-    vectors = {"x": request.x} if request.memory is None else {"x": request.x, "memory": request.memory}
-    whole = ConfigRecord({name: packed(vector) for name, vector in vectors.items()})
-    return RecordDict({ABOUT: ConfigRecord(about), VECTORS: whole})
+    if len(data) < LENGTH.size:
+        raise Refused("it is no message")
+    (length,) = LENGTH.unpack_from(data)
+    end = LENGTH.size + length
+    if length > MOST_SAID or end > len(data):
+        raise Refused("it is no message")
+    try:
+        said = json.loads(data[LENGTH.size : end].decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Refused("it is no message") from None
+    if not isinstance(said, dict):
+        raise Refused("it is no message")
+    return said, data[end:]
 
 
-def read_request(content: RecordDict, size: int, memory: int, dtype: torch.dtype) -> Request:
+def request_bytes(request: Request, kind: str = TRAIN) -> bytes:
+    """Returns a request as bytes; `kind` is train or report."""
+    said = {name: getattr(request, name) for name in ("run", "agreed", "round", "base", "sends")}
+    vectors = [request.x] if request.memory is None else [request.x, request.memory]
+    return framed({"kind": kind, "nonce": request.nonce.hex(), **said}, *vectors)
+
+
+def read_request(data: bytes, size: int, memory: int, dtype: torch.dtype) -> Request:
     """Returns the request that was sent; raises Refused if it is none that this client expects.
 
     Args:
-        content: what came.
+        data: what came.
         size: number of numbers in the model.
         memory: number of numbers in the server's memory, 0 for none.
         dtype: type of both.
     """
-    about, vectors = _record(content, ABOUT), _record(content, VECTORS)
+    said, vectors = unframed(data)
+    first, rest = vectors[: size * dtype.itemsize], vectors[size * dtype.itemsize :]
+    if rest and not memory:
+        raise Refused("it has more vectors than there should be")
     return Request(
-        _value(about, "run", str), _value(about, "agreed", str), _count(about, "round"), _count(about, "base"),
-        _value(about, "sends", bool), _value(about, "nonce", bytes),
-        unpacked(_value(vectors, "x", bytes), size, dtype, "the model"),
-        unpacked(_value(vectors, "memory", bytes), memory, dtype, "the server's memory") if memory else None,
+        _value(said, "run", str), _value(said, "agreed", str), _count(said, "round"), _count(said, "base"),
+        _value(said, "sends", bool), _nonce(said), unpacked(first, size, dtype, "the model"),
+        unpacked(rest, memory, dtype, "the server's memory") if memory else None,
     )  # fmt: skip
 
 
-def reply_record(reply: Reply) -> RecordDict:
-    """Returns a reply for Flower."""
-    about = {name: getattr(reply, name) for name in ("round", "nonce", "status", "why")}
-    vectors = {} if reply.message is None else {"message": packed(reply.message)}
-    return RecordDict({ABOUT: ConfigRecord(about | vectors)})
+def reply_bytes(reply: Reply) -> bytes:
+    """Returns a reply as bytes."""
+    said = {name: getattr(reply, name) for name in ("round", "status", "why")}
+    vectors = [] if reply.message is None else [reply.message]
+    return framed({"nonce": reply.nonce.hex(), **said, "why": reply.why[:MOST_TEXT]}, *vectors)
 
 
-def read_reply(content: RecordDict, size: int, dtype: torch.dtype) -> Reply:
+def read_reply(data: bytes, size: int, dtype: torch.dtype) -> Reply:
     """Returns the reply that was sent, with or without a message of `size` numbers; raises Refused if it is none."""
-    about = _record(content, ABOUT)
-    message = unpacked(_value(about, "message", bytes), size, dtype, "the message") if "message" in about else None
-    status, why = _value(about, "status", str), visible(_value(about, "why", str), MOST_TEXT)
+    said, vectors = unframed(data)
+    message = unpacked(vectors, size, dtype, "the message") if vectors else None
+    status, why = _value(said, "status", str), visible(_value(said, "why", str), MOST_TEXT)
     if status not in (DONE, LOST, REFUSED):
         raise Refused("its status is unknown")
-    return Reply(_count(about, "round"), _value(about, "nonce", bytes), status, why, message)
+    return Reply(_count(said, "round"), _nonce(said), status, why, message)
 
 
-def report_record(report: Report) -> RecordDict:
-    """Returns a report for Flower."""
-    return RecordDict({ABOUT: ConfigRecord(report._asdict())})
+def report_bytes(report: Report) -> bytes:
+    """Returns a report as bytes."""
+    return framed(report._asdict() | {"nonce": report.nonce.hex(), "why": report.why[:MOST_TEXT]})
 
 
-def read_report(content: RecordDict) -> Report:
+def read_report(data: bytes) -> Report:
     """Returns the report that was sent; raises Refused if it is none."""
-    about = _record(content, ABOUT)
-    status, why = _value(about, "status", str), visible(_value(about, "why", str), MOST_TEXT)
+    said, _ = unframed(data)
+    status, why = _value(said, "status", str), visible(_value(said, "why", str), MOST_TEXT)
     if status not in (DONE, REFUSED):
         raise Refused("its status is unknown")
-    name, value = visible(_value(about, "name", str), MOST_TEXT), _value(about, "value", float)
-    return Report(_value(about, "nonce", bytes), status, why, name, value)
+    name, value = visible(_value(said, "name", str), MOST_TEXT), _value(said, "value", float)
+    return Report(_nonce(said), status, why, name, value)
 
 
-def _record(content: RecordDict, name: str) -> ConfigRecord:
-    found: Any = content.get(name)
-    if not isinstance(found, ConfigRecord):
-        raise Refused(f"it has no record '{name}'")
-    return found
+def kind_of(data: bytes) -> str:
+    """Returns what a client is asked for: train, report or over; raises Refused if it is nothing of that kind."""
+    kind = _value(unframed(data)[0], "kind", str)
+    if kind not in (TRAIN, REPORT, OVER):
+        raise Refused("nobody knows what is asked for")
+    return kind
 
 
-def _value(record: ConfigRecord, name: str, kind: type[Value]) -> Value:
-    found: Any = record.get(name)
+def _no_number(name: str) -> float:
+    raise ValueError(name)
+
+
+def _value(said: Said, name: str, kind: type[Value]) -> Value:
+    found: Any = said.get(name)
     if type(found) is not kind:
         raise Refused(f"its {name} is missing, or not what it should be")
     value: Value = found
     return value
 
 
-def _count(record: ConfigRecord, name: str) -> int:
-    found = _value(record, name, int)
+def _nonce(said: Said) -> bytes:
+    try:
+        return bytes.fromhex(_value(said, "nonce", str))
+    except ValueError:
+        raise Refused("its nonce is missing, or not what it should be") from None
+
+
+def _count(said: Said, name: str) -> int:
+    found = _value(said, name, int)
     if not 0 <= found <= 10**9:
         raise Refused(f"its {name} is {found}")
     return found

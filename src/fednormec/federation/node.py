@@ -1,156 +1,201 @@
-"""Client's end of Flower: it connects out, proves who it is, fetches requests and hands in answers.
+"""Client's end of the wire: it connects out, proves who it is, fetches requests and hands in answers.
 
-It runs the app that it is given, from this machine. A SuperNode of flwr would fetch code from the server and run that:
-then it would be the server that decides whether noise is added here.
+What it computes is the program that is installed here: the server never sends code.
 """
 
+import http.client
+import json
+import secrets
+import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import httpx
-from flwr.app import Context, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-)
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    pull_and_inflate_object_from_tree,
-    push_objects,
-)
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from fednormec.errors import UserError, visible
+from fednormec.federation.agreement import split_address
+from fednormec.federation.messages import OVER, Refused, kind_of
+from fednormec.federation.transport import POLL
 
-from fednormec.errors import UserError
-from fednormec.federation.keys import Private
-
-SHORTEST, LONGEST = 0.05, 3.0  # seconds between two looks for work: more and more, until there is some
+CONNECT, SLACK = 10.0, 20.0  # seconds to connect, and beyond what the server may wait
+PATIENCE = 60.0  # seconds that another process with this identity is waited for
+SHORTEST, LONGEST = 0.2, 5.0  # seconds between two attempts: more and more
+ATTEMPTS = 7  # in a row, after which a server that ends every connection without a word is believed
+ENDED = (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
+MOST_SAID = 4096  # bytes of a sentence of the server's
+NOT_YET, EXPIRED, OTHER_NAME = 9, 10, 62  # OpenSSL's reasons not to believe a certificate
 
 
 class Server(NamedTuple):
-    """Address of the server, and the certificate of the authority that vouches for it (None: without TLS)."""
+    """Address of the server, and how to speak to it: whose certificates are believed, and which one is shown."""
 
     address: str
-    authority: bytes | None
+    secured: ssl.SSLContext
 
 
-def take_part(
-    server: Server, key: Private, app: ClientApp, over: Callable[[], bool], stop: Callable[[], bool],
-    tell: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Answers what the server asks until the training is `over`, or somebody wants to `stop`.
+class Taking(NamedTuple):
+    """What a client takes part with.
+
+    Attributes:
+        agreed: digest of what all must agree on.
+        terms: what that is, by name.
+        answer: computes the bytes of an answer from those of a request.
+        most: bytes of a request, at most.
+        stop: asked whether to stop.
+        tell: called with what the client's owner should know.
+    """
+
+    agreed: str
+    terms: Mapping[str, Any]
+    answer: Callable[[bytes], bytes]
+    most: int
+    stop: Callable[[], bool]
+    tell: Callable[[str], None]
+
+
+class _Answered(NamedTuple):
+    """What the server said."""
+
+    status: int
+    body: bytes
+    request: str
+
+
+class _Again(Exception):
+    """The connection must be made anew."""
+
+
+def take_part(server: Server, mine: Taking) -> bool:
+    """Answers what the server asks until the training is over (True), or somebody wants to stop (False).
 
     A server that is not there is waited for; one that was restarted is joined again.
     """
-    told = False
-    while not (over() or stop()):
+    instance, told, pause, since = secrets.token_hex(8), "", SHORTEST, time.monotonic()
+    ended = 0  # connections in a row that the server ended without a word
+    while not mine.stop():
+        reached = False
         try:
-            with _connection(server, key) as client:
-                node = _joined(client, public_key_to_bytes(key.public_key()))
-                tell(f"connected to {server.address}")
-                told = False
-                _work(client, node, app, lambda: over() or stop())
-        except httpx.TransportError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise UserError(f"{server.address} does not prove that it is the federation's server: {error}. Is "
-                                "ca.crt that of this federation, and the address one that its certificate names?"
-                                ) from error  # fmt: skip
-            if not told:
-                tell(f"{server.address} does not answer; it is tried again and again")
-            told = True
-            time.sleep(1.0)
-        except httpx.HTTPStatusError as error:  # a server that was restarted knows its clients by other numbers
-            if error.response.status_code != httpx.codes.UNAUTHORIZED and not told:
-                tell(f"{server.address} says {error.response.status_code}; it is tried again and again")
-                told = True
-            time.sleep(1.0)
+            connection = _connected(server)
+            reached = True
+            try:
+                session = _joined(connection, mine, instance, server.address)
+                ended = 0
+                mine.tell(f"connected to {server.address}")
+                told, pause = "", SHORTEST
+                return _work(connection, session, mine)
+            finally:
+                connection.close()
+        except ssl.SSLCertVerificationError as error:
+            raise UserError(_not_believed(server.address, error)) from error
+        except _InUse as why:
+            if time.monotonic() - since > PATIENCE:
+                raise UserError(f"{why}. If the other one is yours, stop it; if it is not, somebody has this client's "
+                                "key: tell the server's operator (fednormec federation revoke).") from None  # fmt: skip
+            said = f"{why}; waiting for the other one to go"
+        except _Again:
+            said, pause = told, SHORTEST
+        except (OSError, http.client.HTTPException) as error:
+            ended = ended + 1 if reached and isinstance(error, ENDED) else 0
+            if ended > ATTEMPTS or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
+                raise UserError(_not_let_in(server.address, error)) from error
+            said, since = f"{server.address} does not answer; it is tried again and again", time.monotonic()
+        if said != told:
+            mine.tell(said)
+        told = said
+        _sleep(pause * (1 + secrets.randbelow(1000) / 2000), mine.stop)
+        pause = min(LONGEST, 1.7 * pause)
+    return False
 
 
-def _connection(server: Server, key: Private) -> FleetHttpClient:
-    signing = NodeAuthHttpInterceptor(key, key.public_key())
-    return FleetHttpClient.from_server_address(
-        server.address,
-        server.authority is None,
-        server.authority,
-        [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing],
-    )
+class _InUse(Exception):
+    """Another process takes part with this identity."""
 
 
-def _joined(client: FleetHttpClient, public_key: bytes) -> Node:
+def _connected(server: Server) -> http.client.HTTPSConnection:
+    host, port = split_address(server.address)
+    connection = http.client.HTTPSConnection(host, port, timeout=CONNECT, context=server.secured)
+    connection.connect()
+    connection.sock.settimeout(POLL + SLACK)
+    return connection
+
+
+def _joined(connection: http.client.HTTPSConnection, mine: Taking, instance: str, address: str) -> str:
+    body = json.dumps({"instance": instance, "agreed": mine.agreed, "terms": mine.terms}).encode()
+    found = _post(connection, "/join", {}, body, MOST_SAID)
+    why = visible(found.body.decode(errors="replace"), MOST_SAID)
+    if found.status == 409:
+        raise UserError(f"the server does not take part in this training with this client: {why}. All need the same "
+                        "federation.toml.")  # fmt: skip
+    if found.status == 423:
+        raise _InUse(why)
+    if found.status in (400, 403):
+        raise UserError(f"{address} refuses this client: {why}.")
+    if found.status != 200:
+        raise http.client.HTTPException(why)
     try:
-        found = client.ActivateNode(
-            ActivateNodeRequest(public_key=public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        )
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code >= 500:
-            raise
-        raise UserError("the server does not know this key: its operator must put the public key, node.pub, on the "
-                        "roster (fednormec federation add). Or the clocks of both machines are minutes apart."
-                        ) from error  # fmt: skip
-    return Node(node_id=found.node_id)
+        return str(json.loads(found.body)["session"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise http.client.HTTPException("no session") from None
 
 
-def _work(client: FleetHttpClient, node: Node, app: ClientApp, done: Callable[[], bool]) -> None:
-    pause, context = SHORTEST, Context(0, node.node_id, {}, RecordDict(), {})
-    while not done():
-        found: PullMessagesResponse = client.PullMessages(PullMessagesRequest(node=node))
-        if not found.messages_list:
-            time.sleep(pause)
-            pause = min(LONGEST, 1.2 * pause)
+def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -> bool:
+    """Answers requests on one connection; raises what ends it."""
+    while not mine.stop():
+        found = _post(connection, "/next", {"session": session}, b"", mine.most)
+        if found.status == 204:
             continue
-        pause = SHORTEST
-        run = message_from_proto(found.messages_list[0]).metadata.run_id
-        with suppress(ObjectPullError, ObjectPushError):  # withdrawn meanwhile: the round is over
-            message = _fetched(client, node, run, found.message_object_trees[0])
-            _hand_in(client, node, run, app(message, context))
-    with suppress(httpx.HTTPError):
-        client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+        if found.status in (401, 403):
+            raise _Again
+        if found.status != 200:
+            raise http.client.HTTPException(str(found.status))
+        try:
+            over = kind_of(found.body) == OVER
+        except Refused:
+            over = False
+        if over:
+            return True
+        answer = mine.answer(found.body)
+        taken = _post(connection, "/answer", {"session": session, "request": found.request}, answer, MOST_SAID)
+        if taken.status in (401, 403):
+            raise _Again
+    _post(connection, "/leave", {"session": session}, b"", MOST_SAID)
+    return False
 
 
-def _fetched(client: FleetHttpClient, node: Node, run: int, tree: ObjectTree) -> Message:
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        make_pull_object_fn_protobuf(client.PullObject, node, run),
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
-        return_type=Message,
-    )
-    message.metadata.__dict__["_message_id"] = tree.object_id
-    return message
+def _post(
+    connection: http.client.HTTPSConnection, path: str, headers: dict[str, str], body: bytes, most: int
+) -> _Answered:
+    """Sends a request and returns what came; more than `most` bytes is taken for a broken connection."""
+    connection.request("POST", path, body, headers)
+    with connection.getresponse() as response:
+        data = response.read(most + 1)
+        if len(data) > most:
+            raise http.client.HTTPException("too long")
+        return _Answered(response.status, data, response.headers.get("request", ""))
 
 
-def _hand_in(client: FleetHttpClient, node: Node, run: int, reply: Message) -> None:
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    with no_object_id_recompute():
-        accepted = client.PushMessages(
-            PushMessagesRequest(
-                node=node,
-                messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[get_object_tree(reply)],
-                clientapp_runtime_list=[0.0],
-            )
-        )
-        push_objects(
-            get_all_nested_objects(reply),
-            make_push_object_fn_protobuf(client.PushObject, node, run, accepted.session_id),
-            object_ids_to_push=set(accepted.objects_to_push),
-        )
+def _sleep(seconds: float, stop: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stop():
+        time.sleep(min(0.1, seconds))
+
+
+def _not_believed(address: str, error: ssl.SSLCertVerificationError) -> str:
+    """Returns why the server's certificate is not believed, in a sentence."""
+    if error.verify_code in (NOT_YET, EXPIRED):
+        when = "is not valid yet" if error.verify_code == NOT_YET else "has expired"
+        return (f"the certificate of {address} {when}, by the clock here ({time.strftime('%Y-%m-%d %H:%M:%S %Z')}). If "
+                "that clock is right, the server's operator renews it: fednormec federation renew.")  # fmt: skip
+    if error.verify_code == OTHER_NAME:
+        return (f"the certificate of {address} names other addresses: take one of those, or let the operator make one "
+                "for this address (fednormec federation renew --address).")  # fmt: skip
+    return (f"{address} does not prove that it is the federation's server ({error.verify_message}). Is ca.crt that of "
+            "this federation?")  # fmt: skip
+
+
+def _not_let_in(address: str, error: Exception) -> str:
+    """Returns why the server ends the connection, in a sentence."""
+    reason = str(getattr(error, "reason", None) or "").replace("_", " ").lower()
+    if reason and not isinstance(error, ssl.SSLEOFError):
+        return f"no secured connection to {address} could be made: {reason}."
+    return (f"{address} ends every connection when it sees the certificate here: that is of another federation, or it "
+            "has expired by the server's clock. The operator there can make a new one (federation renew).")  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fednormec.config.datasets import targets_of
 from fednormec.config.schema import Config, Section, dump, read
-from fednormec.errors import UserError
+from fednormec.errors import UserError, known
 from fednormec.federation.agreement import (
     KEYS,
     LOOPBACK,
@@ -16,7 +16,21 @@ from fednormec.federation.agreement import (
     require_names,
     split_address,
 )
-from fednormec.federation.keys import CA, NODE_PUBLIC, make_client, make_server, public_key
+from fednormec.federation.keys import (
+    CA,
+    CLIENT_CERTIFICATE,
+    CLIENT_KEY,
+    SERVER_CERTIFICATE,
+    Public,
+    certified_hosts,
+    make_authority,
+    make_request,
+    make_server,
+    public_bytes,
+    public_key,
+    read_request,
+    sign_client,
+)
 from fednormec.files import replace_text
 
 TEMPLATE = Path(__file__).with_name(NAME)
@@ -71,6 +85,7 @@ def make(
         if any(folder.iterdir()):
             raise UserError(f"{folder} is not empty: nothing was changed; choose a new folder.")
         (folder / KEYS).mkdir()
+        make_authority(folder)
         make_server(folder, [host, *(name for name in LOOPBACK if name != host)])
         if settings.test is not None:
             shutil.copy(beside / settings.test, folder / Path(settings.test).name)
@@ -84,29 +99,97 @@ def make(
     return folder
 
 
-def add(folder: Path, name: str, key: Path | None = None) -> Path | None:
-    """Puts one more client on the roster; returns its folder, or None if it has a key pair already.
+def add(folder: Path, name: str, request: Path | None = None) -> Path:
+    """Puts one more client on the roster; returns its folder.
 
     That is another federation: all need the new federation.toml, and it begins a new run.
 
     Args:
         folder: folder of the federation.
         name: name of the client.
-        key: public key of a pair that the client made itself; by default a pair is made here.
+        request: signing request of a key that the client made itself; by default a key is made here.
     """
     config = read_federation(folder)
     config["federation"]["clients"] = [*config["federation"]["clients"], name]
     for_server(config, folder)  # raises UserError now if something does not fit together
-    for path in (folder / CLIENTS / name, folder / KEYS / f"{name}.pub"):
+    for path in (folder / CLIENTS / name, roster_file(folder, name)):
         if path.exists():
             raise UserError(f"{path} is there already: nothing was changed; remove it first.")
-    if key is not None:
-        public_key(key)
-        shutil.copy(key, folder / KEYS / f"{name}.pub")
+    key = None if request is None else _requested(request, name)
+    _write_settings(folder, config)
+    return _hand_over(folder, name, config.get("code", {}), key)
+
+
+def remove(folder: Path, name: str) -> None:
+    """Takes a client off the roster. That is another federation, as with `add`."""
+    config = read_federation(folder)
+    names = list(config["federation"]["clients"])
+    known("client in federation.toml", name, names)
+    config["federation"]["clients"] = [other for other in names if other != name]
+    for_server(config, folder)  # raises UserError now if nobody is left
+    _write_settings(folder, config)
+    roster_file(folder, name).unlink(missing_ok=True)
+    shutil.rmtree(folder / CLIENTS / name, ignore_errors=True)
+
+
+def revoke(folder: Path, name: str) -> None:
+    """Takes a client's key off the roster: whoever has it is refused, also by a server that runs. Its place stays."""
+    known("client in federation.toml", name, list(read_federation(folder)["federation"]["clients"]))
+    path = roster_file(folder, name)
+    if not path.exists():
+        raise UserError(f"{name} has no key on the roster: it was revoked before.")
+    path.unlink()
+
+
+def sign(folder: Path, request: Path) -> Path:
+    """Puts the key of a signing request on the roster, in place of the one that its client had; returns the folder.
+
+    Args:
+        folder: folder of the federation.
+        request: the request, which names a client of the federation.
+    """
+    config, (name, key) = read_federation(folder), read_request(request)
+    known("client in federation.toml", name, list(config["federation"]["clients"]))
+    shutil.rmtree(folder / CLIENTS / name, ignore_errors=True)
+    return _hand_over(folder, name, config.get("code", {}), key)
+
+
+def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
+    """Makes new certificates for the keys that there are; returns the files, the server's and then one for each client.
+
+    Args:
+        folder: folder of the federation.
+        hosts: names or addresses that the server's certificate is for, besides those that it has.
+    """
+    config = read_federation(folder)
+    before = certified_hosts(folder / SERVER_CERTIFICATE)
+    make_server(folder, [*hosts, *(host for host in before if host not in hosts)])
+    made = [folder / SERVER_CERTIFICATE]
+    for name in config["federation"]["clients"]:
+        if roster_file(folder, name).exists():
+            certificate = sign_client(folder, name, public_key(roster_file(folder, name)))
+            (folder / CLIENTS / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            made.append(folder / CLIENTS / name / CLIENT_CERTIFICATE)
+            made[-1].write_bytes(certificate)
+    return made
+
+
+def roster_file(folder: Path, name: str) -> Path:
+    """Returns the file of a client's public key, which is missing if it was revoked."""
+    return folder / KEYS / f"{name}.pub"
+
+
+def _requested(request: Path, name: str) -> Public:
+    named, key = read_request(request)
+    if named != name:
+        raise UserError(f"{request} is the request of {named}, not of {name}.")
+    return key
+
+
+def _write_settings(folder: Path, config: Config) -> None:
     replace_text(folder / NAME, _text(config))
     for client in (folder / CLIENTS).iterdir() if (folder / CLIENTS).is_dir() else ():
         shutil.copy(folder / NAME, client / NAME)
-    return _hand_over(folder, name, config.get("code", {})) if key is None else None
 
 
 def _copy_code(code: Section, of: Path, to: Path) -> None:
@@ -117,19 +200,29 @@ def _copy_code(code: Section, of: Path, to: Path) -> None:
             shutil.copy(of / name, to / name)
 
 
-def _hand_over(folder: Path, name: str, code: Section) -> Path:
-    """Makes what a client gets: the settings, the code, the authority, its key pair. The server keeps the public key.
+def _hand_over(folder: Path, name: str, code: Section, key: Public | None = None) -> Path:
+    """Makes what a client gets: the settings, the code, the authority, a certificate. The server keeps the public key.
 
-    A client reads the code before it joins: nothing of it comes over the wire later.
+    Its key is made here too, unless it has one. A client reads the code before it joins: nothing of it comes over the
+    wire later.
     """
     client = folder / CLIENTS / name
     client.mkdir(parents=True, mode=0o700)
-    make_client(client)
+    if key is None:
+        request = make_request(client, name)
+        _, key = read_request(request)
+        request.unlink()
+    (client / CLIENT_CERTIFICATE).write_bytes(sign_client(folder, name, key))
+    roster_file(folder, name).write_bytes(public_bytes(key))
     shutil.copy(folder / CA, client / CA)
     shutil.copy(folder / NAME, client / NAME)
     _copy_code(code, folder, client)
-    shutil.copy(client / NODE_PUBLIC, folder / KEYS / f"{name}.pub")
     return client
+
+
+def has_key(client: Path) -> bool:
+    """Returns whether a client's key was made here, and must leave with its folder."""
+    return (client / CLIENT_KEY).exists()
 
 
 def _text(config: Config) -> str:

@@ -4,7 +4,6 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 
-from flwr.app import Message
 from torch import Tensor
 
 from fednormec.engine.figures import CLIENT, figure_of
@@ -45,12 +44,10 @@ class Reporting:
         return values
 
 
-def as_report(message: Message) -> Report | Refused:
-    """Returns the report in a message, or why it is none."""
+def as_report(data: bytes) -> Report | Refused:
+    """Returns the report in an answer, or why it is none."""
     try:
-        if not message.has_content():
-            raise Refused("it is an error, not an answer")
-        return read_report(message.content)
+        return read_report(data)
     except Refused as why:
         return why
 

@@ -3,21 +3,15 @@
 import json
 import secrets
 import shlex
-import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fednormec.config.schema import read
 from fednormec.core.randomness import generator
 from fednormec.errors import Stopped, UserError, note
 from fednormec.federation.agreement import (
-    KEYS,
     Federation,
     for_client,
     for_server,
@@ -25,20 +19,32 @@ from fednormec.federation.agreement import (
     read_federation,
     split_address,
 )
-from fednormec.federation.client import client_app, own_data
+from fednormec.federation.client import client_of, own_data
 from fednormec.federation.disclosure import besides, promise
+from fednormec.federation.https import Listen
 from fednormec.federation.keys import (
-    CA,
-    NODE_KEY,
+    CLIENT_CERTIFICATE,
     SERVER_CERTIFICATE,
-    SERVER_KEY,
-    private_key,
+    fingerprint,
+    for_joining,
+    for_serving,
     public_key,
+    validity,
 )
-from fednormec.federation.messages import Refused, Reply, Report, Request, read_reply, request_record
-from fednormec.federation.node import Server, take_part
+from fednormec.federation.messages import (
+    MOST_SAID,
+    REPORT,
+    Refused,
+    Reply,
+    Report,
+    Request,
+    read_reply,
+    request_bytes,
+)
+from fednormec.federation.node import Server, Taking, take_part
+from fednormec.federation.provision import roster_file
 from fednormec.federation.reports import Reporting, as_report
-from fednormec.federation.transport import Link, LinkGrid, Listen, asked, listening
+from fednormec.federation.transport import Link
 from fednormec.federation.wire import Wire
 from fednormec.files import Lines, replace_text, require_locks, to_json
 from fednormec.privacy.mechanism import Plan
@@ -61,7 +67,6 @@ class Serving(NamedTuple):
         host: where to listen; by default what the address in federation.toml says.
         port: where to listen; by default what the address in federation.toml says.
         wait_for: number of clients to wait for before the first round; by default all.
-        insecure: whether to do without TLS, on this machine alone.
         not_private: whether to train though clients are not protected.
         forget_memories: whether all memories start over when the run resumes.
         quiet: whether to show no progress.
@@ -71,7 +76,6 @@ class Serving(NamedTuple):
     host: str | None = None
     port: int | None = None
     wait_for: int | None = None
-    insecure: bool = False
     not_private: bool = False
     forget_memories: bool = False
     quiet: bool = False
@@ -93,23 +97,16 @@ def serve(folder: Path, how: Serving, stop: Callable[[], bool]) -> dict[str, Any
     wait_for = len(names) if how.wait_for is None else how.wait_for
     if not 0 < wait_for <= len(names):
         raise UserError(f"--wait-for must be from 1 to {len(names)}, the number of clients, not {wait_for}.")
-    link = Link([public_key_of(folder, name) for name in names])
-    app, done = ServerApp(), list[dict[str, Any]]()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        assert isinstance(grid, LinkGrid)
-        done.append(_trained(folder, out, how, stop, federation, plan, link, grid))
-
-    vectors = 2 * federation.experiment.problem.dim * 8
-    with listening(link, _where(folder, how, federation.settings.address), vectors), link.grid() as grid:
+    size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
+    link = Link(names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID, tell)
+    with link.listening(_where(folder, how, federation.settings.address)):
         try:
             _await(link, wait_for, stop, how.quiet)
         except KeyboardInterrupt:
             raise Stopped("stopped while waiting for clients; the same command goes on.") from None
-        app(grid, Context(grid.run.run_id, 0, {}, RecordDict(), {}))
-        _tell_that_it_is_over(link, grid)
-    return done[0]
+        summary = _trained(folder, out, how, stop, federation, plan, link)
+        link.finish()
+    return summary
 
 
 def join(
@@ -118,7 +115,6 @@ def join(
     stop: Callable[[], bool],
     name: str | None = None,
     address: str | None = None,
-    insecure: bool = False,
     not_private: bool = False,
 ) -> None:
     """Takes part in a federation as the client whose folder this is, with one's own data.
@@ -129,7 +125,6 @@ def join(
         stop: asked whether to stop.
         name: name of the client; by default the folder's.
         address: where the server is; by default what federation.toml says.
-        insecure: whether to do without TLS, on this machine alone.
         not_private: whether to take part though clients are not protected.
     """
     require_locks()
@@ -139,17 +134,16 @@ def join(
     plan = federation.plan
     require_consent(plan, not_private)
     where = address or federation.settings.address
-    if insecure and not is_loopback(split_address(where)[0]):
-        raise UserError(f"--insecure is for this machine alone, and {where} is another: leave it out.")
-    authority = None if insecure else _bytes(folder / CA)
+    split_address(where)
+    _require_valid(folder / CLIENT_CERTIFICATE, "this client's certificate", "ask the server's operator for a new one")
+    secured = for_joining(folder)
     tell(promise(plan, federation.settings.share if federation.settings.report else None))
-    over = threading.Event()
     lock = Lines(folder / "lock", new=not (folder / "lock").exists())
     try:
         client = list(federation.settings.clients).index(name)
-        app = client_app(federation, client, folder, tell, over.set)
-        key = private_key(folder / NODE_KEY)
-        take_part(Server(where, authority), key, app, over.is_set, stop, tell)
+        answer = client_of(federation, client, folder, tell)
+        most = 2 * 8 * federation.experiment.problem.dim + MOST_SAID
+        take_part(Server(where, secured), Taking(federation.agreed, federation.terms, answer, most, stop, tell))
     finally:
         lock.close()
 
@@ -169,9 +163,19 @@ def require_consent(plan: Plan | None, not_private: bool) -> None:
                         "privacy.randomness = 'secure', or give --not-private to try things out.")  # fmt: skip
 
 
-def public_key_of(folder: Path, name: str) -> bytes:
-    """Returns a client's public key as Flower wants it."""
-    return public_key_to_bytes(public_key(folder / KEYS / f"{name}.pub"))
+def roster(folder: Path, names: Sequence[str]) -> list[bytes | None]:
+    """Returns by what each client is known, None for one whose key was revoked."""
+    files = [roster_file(folder, name) for name in names]
+    return [fingerprint(public_key(file)) if file.exists() else None for file in files]
+
+
+def _require_valid(path: Path, whose: str, remedy: str) -> None:
+    """Raises UserError if a certificate does not hold now, by the clock here; says so if it soon will not."""
+    wrong, soon = validity(path).trouble(whose, remedy)
+    if wrong is not None:
+        raise UserError(f"{wrong}.")
+    if soon is not None:
+        tell(soon)
 
 
 def _trained(
@@ -182,33 +186,30 @@ def _trained(
     federation: Federation,
     plan: Plan | None,
     link: Link,
-    grid: LinkGrid,
 ) -> dict[str, Any]:
 
     experiment = federation.experiment
     x = experiment.problem.init(generator(0, "init"))
     size = experiment.algorithm.message_width(len(x))
 
-    def understood(message: Message) -> Reply | Refused:
+    def understood(data: bytes) -> Reply | Refused:
         try:
-            if not message.has_content():
-                raise Refused("it is an error, not an answer")
-            return read_reply(message.content, size, x.dtype)
+            return read_reply(data, size, x.dtype)
         except Refused as why:
             return why
 
     def ask(requests: Mapping[int, Request]) -> dict[int, Reply | Refused]:
-        contents = {client: request_record(request) for client, request in requests.items()}
-        found = asked(link, grid, contents, federation.settings.deadline)
-        return {client: understood(message) for client, message in found.items()}
+        bodies = {client: request_bytes(request) for client, request in requests.items()}
+        found = link.ask(bodies, federation.settings.deadline, stop)
+        return {client: understood(data) for client, data in found.items()}
 
     def wait(some: Set[int]) -> None:
         _await(link, 1, stop, how.quiet, some)
 
     def ask_for_reports(requests: Mapping[int, Request]) -> dict[int, Report | Refused]:
-        contents = {client: request_record(request) for client, request in requests.items()}
-        found = asked(link, grid, contents, federation.settings.deadline, MessageType.EVALUATE)
-        return {client: as_report(message) for client, message in found.items()}
+        bodies = {client: request_bytes(request, REPORT) for client, request in requests.items()}
+        found = link.ask(bodies, federation.settings.deadline, stop)
+        return {client: as_report(data) for client, data in found.items()}
 
     names = tuple(federation.settings.clients)
     reports = Reporting(names, lambda: _training(out), federation.agreed, ask_for_reports, tell)
@@ -218,7 +219,7 @@ def _trained(
     site = Site(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
         Wire(names, lambda: _training(out), federation.agreed, ask, tell, wait),
-        () if plan is None else besides(plan.mechanism, how.insecure, federation.settings.report),
+        () if plan is None else besides(plan.mechanism, federation.settings.report),
         command,
         how.forget_memories,
     )
@@ -226,8 +227,7 @@ def _trained(
         summary = go_on(out, how.quiet, stop=stop, site=site)
     else:
         summary = perform(read_federation(folder), out.name, out, how.quiet, stop=stop, site=site)
-    run = grid.run
-    facts = {"training": _training(out), "bytes_sent": run.bytes_sent, "bytes_received": run.bytes_recv}
+    facts = {"training": _training(out), "bytes_sent": link.sent, "bytes_received": link.received}
     replace_text(out / FACTS, to_json(facts, indent=2) + "\n")
     return summary
 
@@ -248,20 +248,14 @@ def _training(out: Path) -> str:
 
 def _await(link: Link, count: int, stop: Callable[[], bool], quiet: bool, some: Set[int] | None = None) -> None:
     """Waits until `count` clients are there, of `some` or of all; raises KeyboardInterrupt when asked to stop."""
-    told, nodes = quiet, {node for client, node in enumerate(link.nodes) if some is None or client in some}
-    while len(link.here() & nodes) < count:
-        if not told:
-            tell(f"waiting for clients: {len(link.here() & nodes)} of {count} are here")
-            told = True
+    told, among = None if quiet else -1, set(range(len(link.names))) if some is None else some
+    while len(here := link.here() & among) < count:
+        if told is not None and len(here) != told:
+            tell(f"waiting for clients: {len(here)} of {count} are here")
+            told = len(here)
         if stop():
             raise KeyboardInterrupt
         time.sleep(0.05)
-
-
-def _tell_that_it_is_over(link: Link, grid: LinkGrid) -> None:
-    here = link.here()
-    everyone = {client for client, node in enumerate(link.nodes) if node in here}
-    asked(link, grid, {client: RecordDict({"over": ConfigRecord({})}) for client in everyone}, 10.0, MessageType.QUERY)
 
 
 def _where(folder: Path, how: Serving, address: str) -> Listen:
@@ -271,18 +265,7 @@ def _where(folder: Path, how: Serving, address: str) -> Listen:
     port = port if how.port is None else how.port
     if not 0 < port < 65536:
         raise UserError(f"--port must be from 1 to 65535, not {port}.")
-    if how.insecure:
-        if not is_loopback(host):
-            raise UserError(f"--insecure is for this machine alone, and {host} is open to others: leave it out.")
-        return Listen(host, port)
-    files = [folder / SERVER_KEY, folder / SERVER_CERTIFICATE]
-    for path in files:
-        _bytes(path)
-    return Listen(host, port, *map(str, files))
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; fednormec federation init makes it.") from error
+    _require_valid(
+        folder / SERVER_CERTIFICATE, "the server's certificate", "fednormec federation renew makes a new one"
+    )
+    return Listen(host, port, for_serving(folder))

@@ -1,350 +1,384 @@
-"""Server's end of Flower: the Fleet API of a SuperLink, with TLS and node authentication, and a Grid on it.
+"""Server's end of the wire: who is connected, what each of them is asked, and what it answers.
 
-A whole SuperLink of flwr 1.41 serves its Control and Runtime APIs on the same port, and whoever reaches that may
-register keys and start code. Here there is the Fleet API alone, less the paths that register nodes and hand out code:
-who takes part is the roster's affair, and what a client runs is what is installed on its machine.
+Clients connect out, with the certificate that the federation's authority signed for them, and ask for work; a question
+waits at the server until there is some. An answer is taken only to a request that its sender has, and once.
 """
 
+import asyncio
+import json
+import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
-import uvicorn
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import PlainTextResponse, Response
-from flwr.app import Message, MessageType, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_INTERVAL_INF, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-)
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.serverapp import Grid
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.error import ApiErrorCode, FlowerError, http_error_translator
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.protobuf.routing import ProtobufRoute
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_DEPENDENCY, ProtobufTranslationMiddleware
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from flwr.superlink.routers.fleet.router import router
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from fednormec.errors import visible
+from fednormec.federation.https import JSON, TEXT, Answer, Call, Listen, listening
+from fednormec.federation.keys import fingerprint
+from fednormec.federation.messages import OVER, framed
 
-from fednormec.errors import UserError
-
-OPEN = {f"/v1/fleet/{name}" for name in (
-    "activate-node", "deactivate-node", "pull-messages", "push-messages", "pull-object", "push-object",
-    "confirm-message-received",
-)}  # fmt: skip
-ACTIVATE, DEACTIVATE = "/v1/fleet/activate-node", "/v1/fleet/deactivate-node"
-ENVELOPE = 2**16  # bytes of a message besides its vectors, at the very most
-SILENCE = 15.0  # seconds without a sign of a client, which asks for work every few of them, after which it is gone
-PAUSE = 0.02
-LIFE = 86_400.0  # seconds that Flower keeps a message for; a round's own deadline comes first
-Dispatch = Callable[[Request, RequestResponseEndpoint], Awaitable[Response]]
+POLL = 10.0  # seconds that a question for work waits for an answer
+SILENCE = 15.0  # seconds without a sign of a client after which it is gone
+TICK = 0.25  # seconds between two looks at the clock
+LEAST_PATIENCE = 5.0  # seconds that a client which keeps missing rounds is waited for, at least
+CALLS, BURST = 20.0, 100.0  # requests of one client in a second, and how many may come at once
+TERMS = 2**20  # bytes of settings, at most
+Terms = Mapping[str, Any]
+Log = Callable[[str], None]
+Roster = Callable[[], Sequence[bytes | None]]
 
 
-class Listen(NamedTuple):
-    """Address where the server listens, and the files of its key and certificate (none: without TLS)."""
+class _Asked:
+    """Request that waits for one client: whether it was fetched, and its answer."""
 
-    host: str
-    port: int
-    key: str | None = None
-    certificate: str | None = None
+    def __init__(self, body: bytes) -> None:
+        self.body, self.name = body, secrets.token_hex(16)
+        self.fetched = False
+        self.answer: bytes | None = None
+
+
+class _Seat:
+    """What the server knows of one client's connection.
+
+    Attributes:
+        instance: name that the process of the client made up for itself; None before the first.
+        session: known to that process alone; it says so with every request. None while nobody may sit here.
+        address: where it connects from.
+        connections: addresses of its open connections.
+        seen: when it was last heard of.
+        told_here: whether the log last said that it is here.
+        missed: number of requests in a row that it fetched and left without an answer.
+        asked: request that waits for it.
+        tokens: how many requests it may make now.
+    """
+
+    def __init__(self) -> None:
+        self.instance: str | None = None
+        self.session: str | None = None
+        self.address = ""
+        self.connections = set[str]()
+        self.seen = float("-inf")
+        self.told_here = False
+        self.missed = self.refused = 0
+        self.why_refused = ""
+        self.asked: _Asked | None = None
+        self.event: asyncio.Event | None = None
+        self.tokens, self.filled = BURST, 0.0
+
+
+class ClientStatus(NamedTuple):
+    """How one client's connection is."""
+
+    name: str
+    here: bool
+    address: str
+    silent: float | None
+    missed: int
+    refused: int
+    why_refused: str
 
 
 class Link:
-    """Connections of the clients as the server knows them: their nodes, when each was last heard of, and who is new."""
+    """Connections of all clients.
 
-    def __init__(self, public_keys: Sequence[bytes]) -> None:
-        objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
-        self.factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
-        self.state: Any = self.factory.state()
-        self.nodes = [self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0) for key in public_keys]
-        self._seen: dict[int, float] = {}
-        self._joined: set[int] = set()
-        self._lock = threading.Lock()
+    Time stands still here while the process is stopped, so that nobody is taken for gone who could not be heard.
 
-    def activate(self, public_key: bytes) -> int:
-        """Gives a client with a known key its place, also after a restart; returns its node."""
-        node = self.state.get_node_id_by_public_key(public_key)
-        if node is None:
-            raise FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "this key is not on the roster")
-        self.state.deactivate_node(node)
-        self.state.activate_node(node, HEARTBEAT_INTERVAL_INF)  # whether it is there, its requests tell
-        with self._lock:
-            self._joined.add(node)
-        self.see(node)
-        return int(node)
+    Args:
+        names: names of the clients; the order numbers them.
+        roster: returns the fingerprint of each client's key, None for one that was revoked.
+        agreed: digest of what all must agree on.
+        terms: what that is, by name.
+        most: bytes of an answer, at most.
+        log: called with who came, went and was refused.
+    """
 
-    def see(self, node: int) -> None:
-        """Notes that a node was heard of."""
-        with self._lock:
-            self._seen[node] = time.monotonic()
+    def __init__(
+        self, names: Sequence[str], roster: Roster, agreed: str, terms: Terms, most: int, log: Log = lambda said: None
+    ) -> None:
+        self.names, self._roster, self._agreed, self._terms, self._most, self._log = (
+            tuple(names), roster, agreed, terms, most, log
+        )  # fmt: skip
+        self._seats = [_Seat() for _ in names]
+        self._keys: Sequence[bytes | None] = roster()
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._now, self._last = 0.0, time.monotonic()
+        self._over: bytes | None = None
+        self._strangers_refused = 0
+        self.sent = self.received = 0
 
-    def leave(self, node: int) -> None:
-        """Counts a node as gone; messages can still wait for it."""
-        with self._lock:
-            self._seen.pop(node, None)
+    def listening(self, listen: Listen) -> AbstractContextManager[int]:
+        """Serves the clients until the context ends; gives the port."""
+        return listening(self._handle, listen, self._tick, self._closed)
+
+    # what the training asks
 
     def here(self) -> set[int]:
-        """Returns the nodes that were heard of a short while ago."""
-        with self._lock:
-            return {node for node, at in self._seen.items() if time.monotonic() - at < SILENCE}
+        """Returns the clients that were heard of a short while ago."""
+        with self._changed:
+            return {client for client in range(len(self._seats)) if self._is_here(client)}
 
-    def newly_joined(self) -> set[int]:
-        """Returns the nodes that connected since this was last asked: they know nothing of requests from before."""
-        with self._lock:
-            joined, self._joined = self._joined, set()
-            return joined
+    def status(self) -> list[ClientStatus]:
+        """Returns how each client's connection is."""
+        with self._changed:
+            return [
+                ClientStatus(name, self._is_here(i), seat.address, None if seat.instance is None else
+                             max(0.0, self._now - seat.seen), seat.missed, seat.refused, seat.why_refused)
+                for i, (name, seat) in enumerate(zip(self.names, self._seats, strict=True))
+            ]  # fmt: skip
 
-    @contextmanager
-    def grid(self) -> Iterator["LinkGrid"]:
-        """Opens a grid for one training."""
-        run_id = self.state.create_run(
-            None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
-        )
-        (run,) = self.state.get_run_info(run_ids=[run_id])
-        task = run.primary_task_id
-        self.state.claim_task(task)
-        self.state.activate_task(task)
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, task
-        heart = HeartbeatSender(lambda: bool(self.state.acknowledge_task_heartbeat(task)))
-        heart.start()
+    def ask(
+        self, bodies: Mapping[int, bytes], deadline: float, stop: Callable[[], bool] = lambda: False
+    ) -> dict[int, bytes]:
+        """Asks clients by their number and returns the answers that came in time.
+
+        Nobody waits for a client that is gone: neither for one that was not heard of for a while and has not fetched
+        its request, nor after the deadline for any. One that connects anew meanwhile is asked again. One that fetched
+        requests and left them without an answer is waited for half as long each time. As long as nobody has fetched
+        anything, no time passes: it waits for somebody to come; KeyboardInterrupt if it is asked to stop meanwhile.
+        """
+        with self._changed:
+            asked = {client: _Asked(body) for client, body in bodies.items()}
+            for client, one in asked.items():
+                self._seats[client].asked = one
+                self._wake(client)
+            begun, told = None, False
+            while not all(one.answer is not None for one in asked.values()):
+                if begun is None and any(one.fetched for one in asked.values()):
+                    begun = self._now
+                if begun is not None and not any(self._waits(c, one, begun, deadline) for c, one in asked.items()):
+                    break
+                if begun is None and not any(self._is_here(client) for client in asked):
+                    if stop():
+                        for client in asked:
+                            self._seats[client].asked = None
+                        raise KeyboardInterrupt
+                    if not told:
+                        self._log(f"nobody of the {len(asked)} clients that are asked is here: the round waits")
+                    told = True
+                self._changed.wait(TICK)
+            for client, one in asked.items():
+                seat = self._seats[client]
+                seat.asked = None
+                seat.missed = 0 if one.answer is not None else seat.missed + one.fetched
+            return {client: one.answer for client, one in asked.items() if one.answer is not None}
+
+    def _waits(self, client: int, one: _Asked, begun: float, deadline: float) -> bool:
+        """Returns whether to wait for a client's answer."""
+        if one.answer is not None:
+            return False
+        patience = max(min(deadline, LEAST_PATIENCE), deadline * 0.5 ** self._seats[client].missed)
+        return self._now - begun < patience and (one.fetched or self._is_here(client))
+
+    def finish(self, patience: float = 10.0, **facts: Any) -> None:
+        """Tells all who are here that the training is over, and returns when they have heard it."""
+        with self._changed:
+            self._over, end = framed({"kind": OVER, **facts}), self._now + patience
+            for client in range(len(self._seats)):
+                self._wake(client)
+            while any(map(self._is_here, range(len(self._seats)))) and self._now < end:
+                self._changed.wait(TICK)
+
+    # the event loop's part
+
+    async def _tick(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        keys = 0.0
+        while True:
+            await asyncio.sleep(TICK)
+            with self._changed:
+                now = time.monotonic()
+                self._now += min(now - self._last, 4 * TICK)  # more, if the process was stopped: that does not count
+                self._last = now
+                for client, seat in enumerate(self._seats):
+                    here = self._is_here(client)
+                    if seat.told_here and not here and self._over is None:
+                        self._log(f"{self.names[client]} is gone (last heard of {self._now - seat.seen:.0f} s ago)")
+                    seat.told_here = seat.told_here and here
+                if self._now - keys > 2.0:
+                    keys = self._now
+                    self._look_at_the_roster()
+                self._changed.notify_all()
+
+    def _look_at_the_roster(self) -> None:
+        self._keys = self._roster()
+        for client, key in enumerate(self._keys):
+            if key is None and self._seats[client].session is not None:
+                self._seats[client].session = None
+                self._seats[client].seen = float("-inf")
+                self._seats[client].told_here = False
+                self._log(f"{self.names[client]} was revoked and is no longer served")
+
+    def _is_here(self, client: int) -> bool:
+        seat = self._seats[client]
+        return seat.session is not None and self._now - seat.seen < (SILENCE + POLL if seat.connections else SILENCE)
+
+    def _wake(self, client: int) -> None:
+        event, loop = self._seats[client].event, self._loop
+        if event is not None and loop is not None:
+            loop.call_soon_threadsafe(event.set)
+
+    def _closed(self, address: str) -> None:
+        with self._changed:
+            for seat in self._seats:
+                seat.connections.discard(address)
+
+    async def _handle(self, call: Call) -> Answer:
+        """Answers a request. Who sent it is known before anything of its body is read."""
+        with self._changed:
+            mine = None if call.certificate is None else fingerprint(call.certificate)
+            client = next((i for i, key in enumerate(self._keys) if key is not None and key == mine), None)
+            if client is None:
+                self._strangers_refused += 1
+                if self._strangers_refused <= 10:  # and then in silence
+                    self._log(f"refused {call.address}: its certificate is of nobody on the roster, or was revoked")
+                return _said(403, "this certificate is of nobody on the roster, or was revoked")
+            if not self._may_call(self._seats[client]):
+                return _said(429, "too many requests")
+        if call.method != "POST":
+            return _said(404, "not found")
+        if call.path == "/join":
+            return self._join(client, call, await call.body(TERMS))
+        if call.path not in ("/next", "/answer", "/leave"):
+            return _said(404, "not found")
+        with self._changed:
+            seat = self._seats[client]
+            if seat.session is None or not secrets.compare_digest(seat.session, call.headers.get("session", "")):
+                return _said(401, "join first")
+            seat.seen = self._now
+            seat.connections.add(call.address)
+        if call.path == "/next":
+            return await self._next(client, call)
+        if call.path == "/answer":
+            return await self._answered(client, call)
+        with self._changed:
+            self._leave(client)
+        return Answer()
+
+    def _may_call(self, seat: _Seat) -> bool:
+        seat.tokens = min(BURST, seat.tokens + CALLS * (self._now - seat.filled))
+        seat.filled = self._now
+        if seat.tokens < 1:
+            return False
+        seat.tokens -= 1
+        return True
+
+    def _leave(self, client: int) -> None:
+        seat = self._seats[client]
+        if seat.told_here and self._over is None:
+            self._log(f"{self.names[client]} has left")
+        seat.session, seat.seen, seat.told_here = None, float("-inf"), False
+        seat.connections.clear()
+        self._changed.notify_all()
+
+    def _join(self, client: int, call: Call, body: bytes) -> Answer:
         try:
-            yield LinkGrid(self.state, run)
-        finally:
-            heart.stop()
+            given = json.loads(body)
+            instance, agreed, terms = str(given["instance"]), given["agreed"], given["terms"]
+            if not isinstance(terms, dict):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _said(400, "this is not how a client joins")
+        with self._changed:
+            seat, name = self._seats[client], self.names[client]
+            if agreed != self._agreed:
+                why = differences(self._terms, terms)
+                return self._refuse(seat, name, call, 409, f"its settings differ from those here: {why}")
+            if seat.session is not None and seat.instance != instance and seat.connections and self._is_here(client):
+                why = f"two processes take part as {name}, one from {seat.address}, one from {call.address}"
+                return self._refuse(seat, name, call, 423, f"{why}: the second waits until the first is gone")
+            known, again = seat.instance is not None, seat.instance == instance
+            seat.instance, seat.session, seat.address = instance, secrets.token_hex(16), call.address
+            seat.connections = {call.address}
+            seat.seen, seat.event = self._now, asyncio.Event()
+            if seat.asked is not None:
+                seat.asked.fetched = False  # whoever fetched it has forgotten it, or asks for it again
+            if not seat.told_here:
+                how = "is back" if known else "has joined"
+                self._log(f"{name} {how}, from {call.address}" + ("" if again or not known else ", a new process"))
+            seat.told_here = True
+            self._changed.notify_all()
+            return Answer(200, json.dumps({"session": seat.session}).encode(), JSON)
+
+    def _refuse(self, seat: _Seat, name: str, call: Call, status: int, why: str) -> Answer:
+        seat.refused += 1
+        if why != seat.why_refused:  # the first of a kind
+            self._log(f"refused {name}, from {call.address}: {why}")
+        seat.why_refused = why
+        return _said(status, why)
+
+    async def _next(self, client: int, call: Call) -> Answer:
+        """Waits for something to ask the client, for a while."""
+        seat = self._seats[client]
+        with self._changed:
+            session, event = seat.session, seat.event
+            assert event is not None
+            event.clear()
+            found = self._work(client)
+        if found is None:
+            waits = [asyncio.ensure_future(one.wait()) for one in (event, call.gone)]
+            try:
+                await asyncio.wait(waits, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+        with self._changed:
+            if found is None and (seat.session != session or call.gone.is_set()):
+                return _said(401, "join first")
+            seat.seen = self._now
+            found = found or self._work(client)
+            if found is None:
+                return Answer(204)
+            self.sent += len(found.body)
+            return found
+
+    def _work(self, client: int) -> Answer | None:
+        seat = self._seats[client]
+        if self._over is not None:
+            self._leave(client)
+            return Answer(200, self._over)
+        if seat.asked is None or seat.asked.fetched:
+            return None
+        seat.asked.fetched = True
+        self._changed.notify_all()
+        return Answer(200, seat.asked.body, headers=(("request", seat.asked.name),))
+
+    async def _answered(self, client: int, call: Call) -> Answer:
+        """Takes an answer, if it is to the request that the client has."""
+        seat = self._seats[client]
+        with self._changed:
+            one = seat.asked
+            if one is None or one.answer is not None or call.headers.get("request") != one.name:
+                return _said(410, "nobody waits for this answer any more")
+        body = await call.body(self._most)
+        with self._changed:
+            seat.seen = self._now
+            if seat.asked is one and one.answer is None:
+                one.answer = body
+                self.received += len(body)
+            self._changed.notify_all()
+        return Answer()
 
 
-class LinkGrid(Grid):
-    """Grid of Flower right on the state behind the Fleet API: no second connection, no token."""
+def differences(here: Terms, there: Terms) -> str:
+    """Returns the settings that differ between two parties, in words.
 
-    def __init__(self, state: Any, run: Run) -> None:
-        self._state, self._run = state, run
-        self._requests: dict[str, Message] = {}
-        self._incomplete: dict[str, Message] = {}  # replies whose vectors are still on the way
-
-    def set_run(self, run: Run) -> None:
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        (run,) = self._state.get_run_info(run_ids=[self._run.run_id])
-        return run  # type: ignore[no-any-return]
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._state.get_nodes(self._run.run_id)  # type: ignore[no-any-return]
-
-    def get_nodes(self) -> Any:
-        return self._state.get_node_info(node_ids=list(self.get_node_ids()))
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Returns the ids under which the messages now wait for their nodes, "" for one that cannot."""
-        return [self._push(message) for message in messages]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Returns the replies that are there in full. One that cannot be read comes with an empty content."""
-        for reply in self._state.get_message_res(message_ids=set(message_ids), run_id=self._run.run_id):
-            self._incomplete[reply.metadata.reply_to_message_id] = reply
-        replies = []
-        for key, reply in list(self._incomplete.items()):
-            content = self._content(reply)
-            if content is not None:
-                reply.__dict__.update(_content=content, _error=None)
-                replies.append(reply)
-                self.forget([key])
-        return replies
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Sends messages and returns their replies, for all that need no more than that."""
-        waiting, end = set(self.push_messages(messages)) - {""}, time.monotonic() + (timeout or 0.0)
-        replies: list[Message] = []
-        while waiting and (timeout is None or time.monotonic() < end):
-            replies += self.pull_messages(waiting)
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            time.sleep(0.02)
-        self.forget(waiting)
-        return replies
-
-    def forget(self, message_ids: Iterable[str]) -> None:
-        """Drops requests that nobody need answer any more, and what has come of their replies."""
-        for message_id in list(message_ids):
-            self._requests.pop(message_id, None)
-            self._state.delete_messages(message_ins_ids={message_id})
-            self._state.object_store.delete(message_id)
-            reply = self._incomplete.pop(message_id, None)
-            if reply is not None:
-                self._state.object_store.delete(reply.metadata.message_id)
-
-    def was_fetched(self, message_id: str) -> bool:
-        """Returns whether the client has taken a request to work on it."""
-        return bool(self._requests[message_id].metadata.delivered_at)
-
-    def _push(self, message: Message) -> str:
-        with no_object_id_recompute():
-            message.metadata.__dict__["_message_id"] = message.object_id
-            tree, bare = get_object_tree(message), remove_content_from_message(message)
-            session = self._state.start_session(self._run.run_id)
-            stored, missing = self._state.store_message_and_object_tree(bare, tree, session)
-            if not stored:
-                return ""
-            for object_id, item in get_all_nested_objects(message).items():
-                if object_id in set(missing):
-                    self._state.store_object(self._run.run_id, session, object_id, item.deflate())
-        self._requests[bare.metadata.message_id] = bare
-        return str(bare.metadata.message_id)
-
-    def _content(self, reply: Message) -> RecordDict | None:
-        """Returns what a reply says, an empty record if it cannot be read; None as long as parts of it are missing."""
-        key, store = reply.metadata.message_id, self._state.object_store
-        try:
-            ids = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(key))]
-            contents = {object_id: self._state.get_object(self._run.run_id, object_id) for object_id in ids}
-            if any(content == b"" for content in contents.values()):
-                return None
-            whole = inflate_object_from_contents(key, contents)
-        except Exception:  # whatever Flower's decoders raise: not what a message is made of
-            return RecordDict()
-        return whole.content if isinstance(whole, Message) and whole.has_content() else RecordDict()
-
-
-def asked(
-    link: Link, grid: LinkGrid, contents: Mapping[int, RecordDict], deadline: float, kind: str = MessageType.TRAIN
-) -> dict[int, Message]:
-    """Asks clients by their number and returns the answers that came in time.
-
-    Nobody waits for a client that is gone: neither for one that was not heard of for a while and has not fetched its
-    request, nor after the deadline for any. One that connects anew meanwhile is asked again.
+    >>> differences({"method.beta": 0.1, "run.rounds": 5}, {"method.beta": 0.2, "run.rounds": 5})
+    'method.beta is 0.1 with the server and 0.2 with the client'
     """
-    end, waiting, answers = time.monotonic() + deadline, dict[str, int](), dict[int, Message]()
-    numbers = {node: client for client, node in enumerate(link.nodes)}
-    link.newly_joined()  # whoever did so before is asked now anyway
-    new = set(contents)
-    while True:
-        unfetched = {client for key, client in waiting.items() if not grid.was_fetched(key)}
-        for client in sorted(new & set(contents) - set(answers) - unfetched):
-            (key,) = grid.push_messages([Message(contents[client], link.nodes[client], kind, ttl=LIFE)])
-            if key:  # no message can wait for a client that never connected
-                waiting[key] = client
-        for reply in grid.pull_messages(waiting):
-            client = waiting.pop(reply.metadata.reply_to_message_id)
-            answers.setdefault(client, reply)
-        missing, here = {key: client for key, client in waiting.items() if client not in answers}, link.here()
-        expected = [key for key, client in missing.items() if link.nodes[client] in here or grid.was_fetched(key)]
-        if not expected or time.monotonic() > end:
-            break
-        time.sleep(PAUSE)
-        new = {numbers[node] for node in link.newly_joined()}
-    grid.forget(waiting)
-    return answers
+    parts = [
+        f"{name} is {_shown(here.get(name))} with the server and {_shown(there.get(name))} with the client"
+        for name in sorted({*here, *map(str, there)})
+        if here.get(name) != there.get(name)
+    ]
+    more = f", and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return "; ".join(parts[:3]) + more if parts else "the versions of this program spell them out in different ways"
 
 
-@contextmanager
-def listening(link: Link, where: Listen, vectors: int) -> Iterator[None]:
-    """Serves the Fleet API in a thread of its own, until the context ends.
-
-    A request is no longer than twice `vectors` bytes, and a little.
-    """
-    config = uvicorn.Config(
-        fleet(link, 2 * vectors + ENVELOPE), host=where.host, port=where.port, ssl_keyfile=where.key,
-        ssl_certfile=where.certificate, log_level="critical", access_log=False, lifespan="off", ws="none",
-        timeout_graceful_shutdown=2,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=_quietly(server), name="fleet", daemon=True)
-    thread.start()
-    while thread.is_alive() and not server.started:
-        time.sleep(PAUSE)
-    if not server.started:
-        raise UserError(f"nothing can listen on {where.host}:{where.port}: is the port in use, or not yours to use?")
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        thread.join(timeout=5)
+def _shown(value: Any) -> str:
+    return "not set" if value is None else visible(json.dumps(value), 60)
 
 
-def fleet(link: Link, most: int) -> FastAPI:
-    """Returns the Fleet API for the clients on the roster, and nothing else."""
-    app = FastAPI(
-        docs_url=None, redoc_url=None, openapi_url=None,
-        middleware=[
-            Middleware(BaseHTTPMiddleware, dispatch=_gate(most)),
-            Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
-            Middleware(ProtobufTranslationMiddleware),
-            Middleware(NodeAuthMiddleware),
-            Middleware(BaseHTTPMiddleware, dispatch=_watch(link)),
-        ],
-    )  # fmt: skip
-    app.state.linkstate_factory, app.state.enable_supernode_auth = link.factory, True
-    own = APIRouter(route_class=ProtobufRoute)
-
-    @own.post(ACTIVATE)
-    def activate(request: Annotated[ActivateNodeRequest, PROTOBUF_REQUEST_DEPENDENCY]) -> ActivateNodeResponse:
-        return ActivateNodeResponse(node_id=link.activate(request.public_key))
-
-    @own.post(DEACTIVATE)
-    def deactivate(request: Annotated[DeactivateNodeRequest, PROTOBUF_REQUEST_DEPENDENCY]) -> DeactivateNodeResponse:
-        link.leave(request.node_id)
-        return DeactivateNodeResponse()
-
-    app.include_router(own)  # before Flower's, which refuses a client that was killed and is back
-    app.include_router(router)
-    return app
-
-
-def _gate(most: int) -> Dispatch:
-    """Lets only pass what a client needs, and no more than `most` bytes of it."""
-
-    async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        if request.url.path not in OPEN:
-            return PlainTextResponse("not found", 404)
-        length = request.headers.get("content-length", "")
-        if not (length.isascii() and length.isdecimal() and int(length) <= most):
-            return PlainTextResponse("too long, or of unknown length", 413)
-        return await call_next(request)
-
-    return dispatch
-
-
-def _watch(link: Link) -> Dispatch:
-    """Notes that a client that asks for work is there. Its key was checked before."""
-
-    async def dispatch(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        asked_for = getattr(request.state, "protobuf_request", None)
-        if isinstance(asked_for, PullMessagesRequest):
-            link.see(asked_for.node.node_id)
-        return await call_next(request)
-
-    return dispatch
-
-
-def _quietly(server: uvicorn.Server) -> Callable[[], None]:
-    def run() -> None:
-        with suppress(SystemExit):  # uvicorn's way to say that it cannot listen
-            server.run()
-
-    return run
+def _said(status: int, why: str) -> Answer:
+    return Answer(status, why.encode(), TEXT)

@@ -1,0 +1,308 @@
+"""Small HTTP server on asyncio and h11, with TLS, for peers that must not be trusted.
+
+Nothing of a request's body is read before its path and its sender are known. Every read and write has an end in time,
+every length one in bytes. Who has not finished its handshake holds one of a few places, for a few seconds.
+"""
+
+import asyncio
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import h11
+
+from fednormec.errors import UserError
+
+HEAD = 16 * 1024  # bytes of a request's head, at most
+HANDSHAKE, BEGUN, IDLE = 8.0, 10.0, 60.0  # seconds for a handshake, for a head that has begun, between two requests
+GOODBYE = 2.0  # seconds for the end of a secured connection
+GRACE, SLOWEST = 20.0, 20_000.0  # seconds that a body may take, and bytes in each second after these
+STRANGERS = 200  # connections that have not finished their handshake, at most
+EACH = 4  # connections with one certificate, at most
+NEW, BURST = 100.0, 1000.0  # new connections in a second, and how many may come at once
+SPARE = 128  # file handles that are left for the rest of the program
+CHUNK = 2**16
+JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
+
+
+class Answer(NamedTuple):
+    """Answer to a request: its status, its body and of what type that is, more headers."""
+
+    status: int = 200
+    body: bytes = b""
+    kind: str = BYTES
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class TooLong(Exception):
+    """Body that is longer than it may be, or of unknown length."""
+
+
+class Call:
+    """Request of which only the head has been read.
+
+    Attributes:
+        address: where it comes from, host:port.
+        certificate: certificate that the peer has shown, in DER; None without TLS.
+        method: such as POST.
+        path: such as /next.
+        headers: values by their names in lower case.
+        gone: set when the peer has hung up.
+    """
+
+    def __init__(self, connection: "_Connection", request: h11.Request) -> None:
+        self.address, self.certificate, self.gone = connection.address, connection.certificate, connection.gone
+        self.method, self.path = request.method.decode("ascii"), request.target.decode("ascii", "replace")
+        self.headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
+        self._connection = connection
+
+    async def body(self, most: int) -> bytes:
+        """Reads the body; raises TooLong, before anything is read, if it can have more than `most` bytes."""
+        length = self.headers.get("content-length", "0")
+        whole = length.isascii() and length.isdecimal() and "transfer-encoding" not in self.headers
+        if not whole or int(length) > most:
+            raise TooLong
+        return await asyncio.wait_for(self._connection.body(), GRACE + int(length) / SLOWEST)
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+Closed = Callable[[str], None]
+
+
+class Listen(NamedTuple):
+    """Address to listen on, and the TLS settings; None: without TLS."""
+
+    host: str
+    port: int
+    secured: ssl.SSLContext | None = None
+
+
+class _Protocol(asyncio.StreamReaderProtocol):
+    """Protocol that says when the peer has hung up, also while nobody reads."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.gone = asyncio.Event()
+
+    def eof_received(self) -> bool | None:
+        self.gone.set()
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+        super().connection_lost(exc)
+
+
+class _Connection:
+    """Connection of a peer, and the requests on it, one after another."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes | None, gone: asyncio.Event
+    ) -> None:
+        self._reader, self._writer, self.certificate, self.gone = reader, writer, certificate, gone
+        self._http = h11.Connection(h11.SERVER, HEAD)
+        host, port, *_ = writer.get_extra_info("peername") or ("?", 0)
+        self.address = f"{host}:{port}"
+
+    async def serve(self, handler: Handler) -> None:
+        """Answers requests until the peer goes, breaks the rules or is too slow."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await asyncio.wait_for(self._reader.read(CHUNK), IDLE))
+                event = await asyncio.wait_for(self._event(), BEGUN)
+            if not isinstance(event, h11.Request):
+                return
+            try:
+                answer = await handler(Call(self, event))
+            except TooLong:
+                answer = Answer(413, b"the body is too long, or of unknown length", TEXT)
+            # what the handler did not want is not read: the connection ends, unless there is nothing left of it
+            unread = self._http.their_state is h11.SEND_BODY and type(self._http.next_event()) is not h11.EndOfMessage
+            await asyncio.wait_for(self._send(answer, unread), GRACE + len(answer.body) / SLOWEST)
+            if unread or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return
+            self._http.start_next_cycle()
+
+    async def body(self) -> bytes:
+        """Reads what is left of a request."""
+        parts = []
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.Data):
+                parts.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                return b"".join(parts)
+            else:
+                raise ConnectionError
+
+    async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            self._http.receive_data(await self._reader.read(CHUNK))
+
+    async def _send(self, answer: Answer, last: bool) -> None:
+        head = [("content-type", answer.kind), ("content-length", str(len(answer.body))), ("cache-control", "no-store")]
+        head += [*answer.headers]
+        head += [("connection", "close")] if last else []
+        for event in (
+            h11.Response(status_code=answer.status, headers=head),
+            *([h11.Data(data=answer.body)] if answer.body else []),
+            h11.EndOfMessage(),
+        ):
+            self._writer.write(self._http.send(event) or b"")
+            await self._writer.drain()
+
+
+class _Listener:
+    """Accepts connections, few of strangers, and serves each in a task of its own."""
+
+    def __init__(self, handler: Handler, listen: Listen, listening: socket.socket, closed: Closed | None) -> None:
+        self._handler, self._secured, self._socket, self._closed = handler, listen.secured, listening, closed
+        self._strangers = OrderedDict[int, socket.socket]()
+        self._peers = dict["asyncio.Task[None]", socket.socket]()
+        self._of_each = Counter[bytes]()
+        self._most = max(16, _file_handles() - SPARE)
+        self._tokens, self._filled = BURST, time.monotonic()
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Serves until `stopped` is set."""
+        accepting = asyncio.create_task(self._accept())
+        await stopped.wait()
+        accepting.cancel()
+        for peer in self._peers.values():
+            _hang_up(peer)
+        if self._peers:
+            await asyncio.wait(self._peers, timeout=2.0)
+        for task in self._peers:
+            task.cancel()
+        await asyncio.gather(accepting, *self._peers, return_exceptions=True)
+        await asyncio.sleep(0.05)  # for what transports do at their end
+
+    async def _accept(self) -> None:
+        loop, number = asyncio.get_running_loop(), 0
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(self._socket)
+            except OSError:  # too many file handles: some are about to be closed
+                await asyncio.sleep(0.1)
+                continue
+            if not self._may_come() or len(self._peers) >= self._most:
+                peer.close()
+                continue
+            number += 1
+            task = asyncio.create_task(self._serve(number, peer))
+            self._peers[task], self._strangers[number] = peer, peer
+            task.add_done_callback(self._peers.pop)
+            if len(self._strangers) > STRANGERS:
+                _hang_up(self._strangers.popitem(last=False)[1])
+
+    def _may_come(self) -> bool:
+        """Returns whether one more connection may come now: at most so many in a second, in the long run."""
+        now = time.monotonic()
+        self._tokens, self._filled = min(BURST, self._tokens + NEW * (now - self._filled)), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _serve(self, number: int, peer: socket.socket) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(CHUNK)
+        protocol = _Protocol(reader)
+        transport: asyncio.BaseTransport | None = None
+        certificate: bytes | None = None
+        connection: _Connection | None = None
+        try:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ends = (
+                {} if self._secured is None else {"ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": GOODBYE}
+            )
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, peer, ssl=self._secured, **ends)
+            if self._secured is not None:
+                certificate = transport.get_extra_info("ssl_object").getpeercert(True) or b""
+                self._of_each[certificate] += 1
+                if self._of_each[certificate] > EACH:
+                    return
+            self._strangers.pop(number, None)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            connection = _Connection(reader, writer, certificate, protocol.gone)
+            await connection.serve(self._handler)
+        except (OSError, TimeoutError, h11.ProtocolError, ConnectionError, ValueError):
+            pass  # a peer that broke off, broke the rules or was too slow
+        finally:
+            self._strangers.pop(number, None)
+            if certificate is not None:
+                self._of_each[certificate] -= 1
+                if not self._of_each[certificate]:
+                    del self._of_each[certificate]
+            if connection is not None and self._closed is not None:
+                self._closed(connection.address)
+            if transport is not None:
+                transport.close()
+
+
+def _hang_up(peer: socket.socket) -> None:
+    """Ends a connection; whoever reads from it or writes to it sees that."""
+    with suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+def _file_handles() -> int:
+    """Returns how many file handles this process may have, after asking for as many as it can get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return 65_536 if soft == resource.RLIM_INFINITY else soft
+
+
+@contextmanager
+def listening(
+    handler: Handler, listen: Listen, also: Callable[[], Awaitable[None]] | None = None, closed: Closed | None = None
+) -> Iterator[int]:
+    """Serves in a thread of its own until the context ends; gives the port.
+
+    Args:
+        handler: answers requests; runs in that thread's event loop.
+        listen: where.
+        also: what else runs in that loop, until it is cancelled.
+        closed: called there with the address of a connection that has ended.
+    """
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    try:
+        sock = socket.create_server((listen.host, listen.port), family=family, backlog=1024)
+    except OSError as error:
+        raise UserError(f"nothing can listen on {listen.host}:{listen.port}: {error.strerror or error}.") from error
+    sock.setblocking(False)
+    started, ended = threading.Event(), list[Callable[[], object]]()
+
+    async def main() -> None:
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        ended.append(lambda: loop.call_soon_threadsafe(stopped.set))
+        beside = None if also is None else asyncio.ensure_future(also())
+        started.set()
+        await _Listener(handler, listen, sock, closed).run(stopped)
+        if beside is not None:
+            beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="https", daemon=True)
+    thread.start()
+    started.wait()
+    try:
+        yield sock.getsockname()[1]
+    finally:
+        ended[0]()
+        thread.join(timeout=5)
+        sock.close()

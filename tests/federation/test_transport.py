@@ -1,0 +1,593 @@
+"""A federation over HTTPS on loopback, with the server and its clients in this process: who is let in, who is asked,
+who is waited for, and what a hostile peer can do."""
+
+import contextlib
+import http.client
+import json
+import math
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federated import CLASSES, DIM, FEATURES, NAMES, config, party
+from processes import until
+
+from fednormec.config.schema import Config
+from fednormec.data import Examples
+from fednormec.errors import UserError
+from fednormec.federation import https, keys, node, transport
+from fednormec.federation.agreement import for_client, for_server
+from fednormec.federation.client import answering, client_of
+from fednormec.federation.https import Listen
+from fednormec.federation.messages import DONE, REPORT, Request, read_reply, read_request, request_bytes
+from fednormec.federation.node import Server, Taking, take_part
+from fednormec.federation.provision import make, revoke
+from fednormec.federation.reports import as_report
+from fednormec.federation.sessions import roster
+from fednormec.federation.transport import Link, differences
+
+MOST = 100_000
+
+
+class Running:
+    """A server on loopback, with TLS, and clients that connect to it from threads."""
+
+    def __init__(self, folder: Path, asked: Config) -> None:
+        self.folder, self.asked = folder, asked
+        self.server = for_server(asked, folder)
+        self.log: list[str] = []
+        self.said: list[str] = []
+        self.stopped = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.by_hand: list[ByHand] = []
+        names = tuple(self.server.settings.clients)
+        self.link = Link(
+            names, lambda: roster(folder, names), self.server.agreed, self.server.terms, MOST, self.log.append
+        )
+        self.port = 0
+
+    def home(self, client: int) -> Path:
+        return self.folder / "clients" / NAMES[client]
+
+    def secured(self, client: int) -> ssl.SSLContext:
+        return keys.for_joining(self.home(client))
+
+    def taking(self, client: int, **other: Any) -> Taking:
+        mine = party(self.asked, client)
+        answer = client_of(mine, client, self.home(client), self.said.append)
+        return Taking(mine.agreed, mine.terms, answer, MOST, self.stopped.is_set, self.said.append)._replace(**other)
+
+    def join(self, client: int, **other: Any) -> threading.Thread:
+        server, mine = Server(f"localhost:{self.port}", self.secured(client)), self.taking(client, **other)
+
+        def work() -> None:
+            try:
+                take_part(server, mine)
+            except UserError as error:
+                self.said.append(str(error))
+
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
+        return self.threads[-1]
+
+    def leave(self) -> None:
+        self.stopped.set()
+        for one in self.threads:
+            one.join(30)
+        for other in self.by_hand:
+            other.close()
+
+    def request(self, round: int, base: int = 0) -> bytes:
+        x = torch.full((DIM,), 0.1, dtype=torch.float64)
+        return request_bytes(Request("a", self.server.agreed, round, base, True, b"n" * 16, x))
+
+
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "POLL", 0.5)
+    monkeypatch.setattr(node, "LONGEST", 0.3)
+
+
+@contextlib.contextmanager
+def running(tmp_path: Path, asked: Config | None = None) -> Iterator[Running]:
+    folder = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    found = Running(folder, asked or config())
+    with found.link.listening(Listen("127.0.0.1", 0, keys.for_serving(folder))) as found.port:
+        try:
+            yield found
+        finally:
+            found.leave()
+
+
+class ByHand:
+    """A client by hand: it says what a client says, when the test wants it to."""
+
+    def __init__(self, found: Running, client: int, instance: str = "i", joins: bool = True) -> None:
+        self.connection = http.client.HTTPSConnection(
+            "localhost", found.port, timeout=20, context=found.secured(client)
+        )
+        self.found, self.session, self.name = found, "", ""
+        found.by_hand.append(self)
+        if joins:
+            self.session = json.loads(self.join(instance)[1])["session"]
+
+    def post(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+        self.connection.request("POST", path, body, {"session": self.session, **headers})
+        with self.connection.getresponse() as response:
+            self.name = response.headers.get("request", self.name)
+            return response.status, response.read()
+
+    def join(self, instance: str = "i", **other: Any) -> tuple[int, bytes]:
+        given = {"instance": instance, "agreed": self.found.server.agreed, "terms": self.found.server.terms} | other
+        return self.post("/join", json.dumps(given).encode())
+
+    def fetch(self) -> bytes:
+        """What it is asked, when there is something."""
+        while True:
+            status, body = self.post("/next")
+            if status == 200:
+                return body
+            assert status == 204
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Asking:
+    """Asks clients from a thread, as the server does, by default for ever."""
+
+    def __init__(self, found: Running, bodies: dict[int, bytes], deadline: float = 1e9, stop: Any = None) -> None:
+        self.answers: dict[int, bytes] = {}
+        self.failed: BaseException | None = None
+
+        def ask() -> None:
+            try:
+                self.answers.update(found.link.ask(bodies, deadline, *([] if stop is None else [stop])))
+            except BaseException as error:
+                self.failed = error
+
+        self.thread = threading.Thread(target=ask, daemon=True)
+        self.thread.start()
+
+    def ended(self) -> dict[int, bytes]:
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "it waits for ever"
+        return self.answers
+
+    def goes_on(self) -> bool:
+        return self.thread.is_alive()
+
+
+def advance(found: Running, seconds: float) -> None:
+    """Lets so much of the server's own time pass."""
+    with found.link._changed:
+        found.link._now += seconds
+        found.link._changed.notify_all()
+
+
+# what is carried
+
+
+def test_the_wire_carries_requests_and_answers(tmp_path):
+    with running(tmp_path) as found:
+        for client in range(3):
+            found.join(client)
+        until(lambda: len(found.link.here()) == 3)
+        answers = Asking(found, {i: found.request(1) for i in range(4)}).ended()
+        assert sorted(answers) == [0, 1, 2]  # nobody waits for one that never came
+        for client, data in answers.items():
+            (tmp_path / NAMES[client]).mkdir()
+            direct = answering(party(found.asked, client), client, tmp_path / NAMES[client])(
+                read_request(found.request(1), DIM, 0, torch.float64)
+            )
+            assert torch.equal(read_reply(data, DIM, torch.float64).message, direct.message)
+        found.link.finish()
+        for thread in found.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert [line.split(",")[0] for line in found.log[:3]] == [f"{line.split()[0]} has joined" for line in found.log[:3]]
+
+
+def test_the_wire_carries_reports(tmp_path):
+    """Clients that let themselves be asked answer; one whose settings say no is not let in."""
+    asked = config()
+    yes = asked | {"federation": asked["federation"] | {"report": True}}
+    with running(tmp_path, yes) as found:
+        found.join(0)
+        until(lambda: len(found.link.here()) == 1)
+        x = torch.ones(DIM, dtype=torch.float64)
+        request = Request("a", found.server.agreed, 0, 0, False, b"n" * 16, x)
+        answers = Asking(found, {i: request_bytes(request, REPORT) for i in (0, 1)}).ended()
+        found.asked = asked
+        with pytest.raises(UserError, match="federation.report is true with the server and not set with the client"):
+            take_part(Server(f"localhost:{found.port}", found.secured(1)), found.taking(1))
+    assert set(answers) == {0}
+    own = party(yes, 0).report(x)
+    report = as_report(answers[0])
+    assert (report.name, report.value) == ("accuracy", own.values[0])
+
+
+def test_the_wire_carries_little_more_than_the_vectors(tmp_path):
+    """What the server counts against d numbers each way, in float32; headers and TLS are not in it."""
+    features = 5_000
+    asked = config(run={"rounds": 3, "seed": 0}, participation={"name": "full"}, local={"name": "gd", "step": 0.1})
+    asked["federation"] = asked["federation"] | {"inputs": [features]}
+    folder = make(tmp_path / "fed", NAMES, [features], CLASSES, "localhost:1", None)
+    dim, rng = (features + 1) * CLASSES, np.random.default_rng(0)
+    found = Running(folder, asked)
+    own = Examples(rng.standard_normal((4, features)).astype(np.float32), np.array([0, 1, 2, 0]))
+    mine = for_client(asked, NAMES[0], own)
+    answer = client_of(mine, 0, found.home(0), found.said.append)
+    found.taking = lambda client: Taking(  # type: ignore[method-assign]
+        mine.agreed, mine.terms, answer, MOST, found.stopped.is_set, found.said.append
+    )
+    with found.link.listening(Listen("127.0.0.1", 0, keys.for_serving(folder))) as found.port:
+        found.join(0)
+        until(lambda: bool(found.link.here()))
+        request = Request("a", mine.agreed, 1, 0, True, b"n" * 16, torch.randn(dim))
+        answers = found.link.ask({0: request_bytes(request)}, 20.0)
+        down, up, payload = found.link.sent, found.link.received, 4 * dim
+        found.leave()
+    assert read_reply(answers[0], dim, torch.float32).status == DONE
+    assert payload < down < payload + 300
+    assert payload < up < payload + 300
+
+
+# who is waited for
+
+
+def test_a_round_has_a_deadline_and_patience_with_the_silent_shrinks(tmp_path):
+    """A client fetches its requests and never answers."""
+    with running(tmp_path) as found:
+        for client in (0, 1):
+            found.join(client)
+        until(lambda: len(found.link.here()) == 2)
+        silent = ByHand(found, 2)
+        first = Asking(found, {i: found.request(1) for i in (0, 1, 2)}, deadline=40.0)
+        silent.fetch()
+        until(lambda: [seat.asked is not None and seat.asked.answer is not None
+                       for seat in found.link._seats[:2]] == [True] * 2)  # fmt: skip
+        advance(found, 30.0)
+        time.sleep(1.0)
+        assert first.goes_on()
+        advance(found, 15.0)
+        assert sorted(first.ended()) == [0, 1]
+        second = Asking(found, {i: found.request(2, 1) for i in (0, 1, 2)}, deadline=40.0)
+        silent.fetch()
+        advance(found, 20.5)  # half the deadline, this time
+        assert sorted(second.ended()) == [0, 1]
+        assert [one.missed for one in found.link.status()] == [0, 0, 2, 0]
+
+
+def test_a_client_that_comes_back_within_a_round_is_asked_again(tmp_path):
+    """It fetched its request and died; started anew with the same key it answers in the same round."""
+    with running(tmp_path) as found:
+        first = ByHand(found, 0)
+        asking = Asking(found, {0: found.request(1)})
+        first.fetch()
+        first.close()
+        assert asking.goes_on()
+        found.join(0)
+        assert list(asking.ended()) == [0]
+        assert [line.split(",")[0] for line in found.log] == ["north has joined"]
+
+
+def test_a_round_that_nobody_can_be_asked_in_waits(tmp_path):
+    """However long that takes; it can be stopped, and then there was no round."""
+    with running(tmp_path) as found:
+        stop = threading.Event()
+        asking = Asking(found, {0: found.request(1), 1: found.request(1)}, 5.0, stop.is_set)
+        advance(found, 1e6)
+        time.sleep(1.0)
+        assert asking.goes_on()
+        assert found.log == ["nobody of the 2 clients that are asked is here: the round waits"]
+        stop.set()
+        assert asking.ended() == {}
+        assert isinstance(asking.failed, KeyboardInterrupt)
+        asking = Asking(found, {0: found.request(1), 1: found.request(1)}, 5.0)
+        found.join(1)
+        assert list(asking.ended()) == [1]
+
+
+def test_time_that_the_server_slept_does_not_count(tmp_path, monkeypatch):
+    """As if it had been stopped for an hour: nobody is taken for gone. No clock on a wall is asked."""
+    with running(tmp_path) as found:
+        found.join(0)
+        until(lambda: found.link.here() == {0})
+        real = time.monotonic
+        monkeypatch.setattr(transport.time, "monotonic", lambda: real() + 3600)
+        monkeypatch.setattr(transport.time, "time", lambda: 0.0)
+        time.sleep(1.0)
+        assert found.link.here() == {0}
+        assert list(Asking(found, {0: found.request(1)}, 5.0).ended()) == [0]
+
+
+def test_an_answer_after_the_end_of_a_round_is_not_taken(tmp_path):
+    with running(tmp_path) as found:
+        late = ByHand(found, 0)
+        first = Asking(found, {0: found.request(1)}, deadline=8.0)
+        late.fetch()
+        name = late.name
+        advance(found, 9.0)
+        assert first.ended() == {}
+        assert late.post("/answer", b"x", request=name)[0] == 410
+        second = Asking(found, {0: found.request(1)})
+        late.fetch()
+        assert late.post("/answer", b"x", request=name)[0] == 410
+        late.connection.close()  # what was not read is not wanted
+        assert late.post("/answer", b"y", request=late.name)[0] == 200
+        assert second.ended() == {0: b"y"}
+        assert late.post("/answer", b"y", request=late.name)[0] == 410
+
+
+def test_nothing_piles_up_at_the_server(tmp_path):
+    """Answered, withdrawn, for a client that never came: after a round the server holds nothing of it."""
+    with running(tmp_path) as found:
+        found.join(0)
+        until(lambda: found.link.here() == {0})
+        for round in (1, 2, 3):
+            assert list(Asking(found, {i: found.request(round, round - 1) for i in range(3)}).ended()) == [0]
+            assert [seat.asked for seat in found.link._seats] == [None] * 4
+
+
+# who is who
+
+
+def test_a_certificate_that_is_not_on_the_roster_is_refused(tmp_path):
+    """Although the authority has signed it."""
+    with running(tmp_path) as found:
+        home = found.home(0)
+        (home / "client.key").unlink()
+        key = keys.read_request(keys.make_request(home, "north"))[1]
+        (home / "client.crt").write_bytes(keys.sign_client(found.folder, "north", key))
+        with pytest.raises(UserError, match="of nobody on the roster"):
+            take_part(Server(f"localhost:{found.port}", found.secured(0)), found.taking(0))
+        assert found.link.here() == set()
+        assert found.log[0].startswith("refused 127.0.0.1:")
+
+
+def test_a_client_of_another_federation_is_not_let_in(tmp_path):
+    other = make(tmp_path / "other", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    with running(tmp_path) as found:
+        home = other / "clients" / "north"
+        (home / "ca.crt").write_bytes((found.folder / "ca.crt").read_bytes())  # it believes the server
+        with pytest.raises(
+            UserError, match="ends every connection when it sees the certificate here: that is of another federation"
+        ):
+            take_part(Server(f"localhost:{found.port}", keys.for_joining(home)), found.taking(0))
+        assert found.link.here() == set()
+
+
+def test_a_server_with_another_certificate_is_not_believed(tmp_path):
+    other = make(tmp_path / "other", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    with running(tmp_path) as found:
+        (found.home(0) / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+        with pytest.raises(UserError, match="does not prove that it is the federation's server"):
+            take_part(Server(f"localhost:{found.port}", found.secured(0)), found.taking(0))
+
+
+def test_a_server_at_another_address_is_not_believed(tmp_path):
+    folder = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    keys.make_server(folder, ["fl.example.org"])
+    found = Running(folder, config())
+    with (
+        found.link.listening(Listen("127.0.0.1", 0, keys.for_serving(folder))) as found.port,
+        pytest.raises(UserError, match="names other addresses"),
+    ):
+        take_part(Server(f"localhost:{found.port}", found.secured(1)), found.taking(1))
+
+
+@pytest.mark.parametrize("whose", ["server", "client"])
+def test_an_expired_certificate_gets_a_sentence(tmp_path, whose):
+    folder = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "VALID", -keys.LEEWAY / 2)
+        if whose == "server":
+            keys.make_server(folder, ["localhost"])
+        else:
+            key = keys.public_key(folder / "keys" / "north.pub")
+            (folder / "clients" / "north" / "client.crt").write_bytes(keys.sign_client(folder, "north", key))
+    found = Running(folder, config())
+    with (
+        found.link.listening(Listen("127.0.0.1", 0, keys.for_serving(folder))) as found.port,
+        pytest.raises(UserError, match="has expired, by the clock here|has expired by the server's clock"),
+    ):
+        take_part(Server(f"localhost:{found.port}", found.secured(0)), found.taking(0))
+
+
+def test_a_client_that_is_revoked_is_no_longer_served(tmp_path):
+    with running(tmp_path) as found:
+        thread = found.join(0)
+        until(lambda: found.link.here() == {0})
+        revoke(found.folder, "north")
+        until(lambda: found.link.here() == set())
+        assert "north was revoked and is no longer served" in found.log
+        thread.join(30)
+        assert not thread.is_alive()
+        assert found.said[-1].endswith("this certificate is of nobody on the roster, or was revoked.")
+
+
+def test_other_settings_are_refused_at_once_by_name(tmp_path):
+    with running(tmp_path) as found:
+        found.asked = config(method=config()["method"] | {"beta": 0.2})
+        with pytest.raises(UserError, match="method.beta is 0.3 with the server and 0.2 with the client"):
+            take_part(Server(f"localhost:{found.port}", found.secured(0)), found.taking(0))
+        assert found.link.here() == set()
+        assert sum("refused north" in line for line in found.log) == 1
+        assert found.link.status()[0].why_refused.endswith("0.2 with the client")
+
+
+def test_differences_are_named():
+    assert differences({"a": 1, "b": 2}, {"a": 1, "c": "x"}) == (
+        'b is 2 with the server and not set with the client; c is not set with the server and "x" with the client'
+    )
+    assert differences({"a": 1}, {"a": 1}).startswith("the versions of this program")
+    assert differences({str(i): i for i in range(9)}, {}).endswith(", and 6 more")
+
+
+def test_two_processes_with_one_identity_are_told_apart(tmp_path):
+    """Whoever was first stays, as long as it is there; both addresses are named."""
+    with running(tmp_path) as found:
+        first = ByHand(found, 0, "first")
+        second = ByHand(found, 0, joins=False)
+        status, why = second.join("second")
+        assert status == 423
+        assert why.decode().startswith("two processes take part as north, one from 127.0.0.1:")
+        assert first.post("/next")[0] == 204
+        first.close()
+        until(lambda: second.join("second")[0] == 200)
+        assert sum("two processes take part as north" in line for line in found.log) == 1
+
+
+def test_one_client_cannot_speak_for_another(tmp_path):
+    """With its own key, but another's session, or to another's request."""
+    with running(tmp_path) as found:
+        mine, other = ByHand(found, 0), ByHand(found, 1)
+        asking = Asking(found, {1: found.request(1)})
+        other.fetch()
+        assert mine.post("/answer", b"x", request=other.name)[0] == 410
+        mine.close()
+        mine.session = other.session
+        assert mine.post("/next")[0] == 401
+        other.post("/answer", b"y", request=other.name)
+        assert asking.ended() == {1: b"y"}
+
+
+# what a hostile peer can do
+
+
+def test_the_server_opens_nothing_else(tmp_path):
+    with running(tmp_path) as found:
+        one = ByHand(found, 0)
+        for path in ("/", "/docs", "/model", "/status.json", "/../fed", "/next/", "/v1/fleet/pull-messages"):
+            assert one.post(path)[0] == 404, path
+        one.connection.request("GET", "/next")
+        assert one.connection.getresponse().status == 404
+
+
+def test_only_tls_13_with_a_certificate_gets_through(tmp_path):
+    with running(tmp_path) as found:
+        trusting = ssl.create_default_context(cafile=str(found.folder / "ca.crt"))
+        for context, most in ((trusting, ssl.TLSVersion.TLSv1_3), (found.secured(0), ssl.TLSVersion.TLSv1_2)):
+            context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, most
+            connection = http.client.HTTPSConnection("localhost", found.port, timeout=20, context=context)
+            with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+                connection.request("POST", "/join", b"{}")
+                connection.getresponse()
+            connection.close()
+        plain = http.client.HTTPConnection("localhost", found.port, timeout=20)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            plain.request("POST", "/join", b"{}")
+            plain.getresponse()
+        plain.close()
+
+
+def test_what_is_too_long_is_refused_before_it_is_read(tmp_path):
+    with running(tmp_path) as found:
+        one = ByHand(found, 0)
+        asking = Asking(found, {0: found.request(1)})
+        one.fetch()
+        for headers in (
+            {"content-length": str(MOST + 1)},
+            {"transfer-encoding": "chunked"},
+            {"content-length": "9" * 18},
+        ):
+            one.connection.close()
+            one.connection.connect()
+            one.connection.putrequest("POST", "/answer")
+            for name, value in {"session": one.session, "request": one.name, **headers}.items():
+                one.connection.putheader(name, value)
+            one.connection.endheaders()  # and nothing follows
+            assert one.connection.getresponse().status == 413, headers
+        one.connection.close()
+        assert one.post("/answer", b"y", request=one.name)[0] == 200
+        assert asking.ended() == {0: b"y"}
+        one.connection.close()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            one.post("/next", more="x" * 10**7)
+
+
+def test_too_many_requests_of_one_client_are_refused(tmp_path):
+    with running(tmp_path) as found:
+        one, other = ByHand(found, 0), ByHand(found, 1)
+        found_out = [one.post("/nowhere")[0] for _ in range(int(transport.BURST) + 50)]
+        assert 429 in found_out
+        assert other.post("/next")[0] == 204
+
+
+def test_strangers_hold_no_more_than_a_few_places(tmp_path, monkeypatch):
+    """Connections without a word, and with half a handshake: clients are served all the same."""
+    monkeypatch.setattr(https, "STRANGERS", 20)
+    with running(tmp_path) as found:
+        idle = []
+        for number in range(100):
+            idle.append(socket.create_connection(("127.0.0.1", found.port), 20))
+            if number % 2:
+                idle[-1].sendall(b"\x16\x03\x01")
+        found.join(0)
+        until(lambda: found.link.here() == {0})
+        assert list(Asking(found, {0: found.request(1)}).ended()) == [0]
+        gone = 0
+        for one in idle:
+            one.settimeout(0.05)
+            with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(ConnectionError):
+                    assert one.recv(100) == b""
+                gone += 1
+            one.close()
+        assert gone >= 70
+
+
+@pytest.mark.parametrize(
+    "given", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"instance": 1, "agreed": 2, "terms": 3}']
+)
+def test_whatever_a_client_says_when_it_joins_the_server_goes_on(tmp_path, given):
+    with running(tmp_path) as found:
+        one = ByHand(found, 0, joins=False)
+        assert one.post("/join", given)[0] == 400
+        assert one.join()[0] == 200
+
+
+def test_a_port_in_use_is_said_in_a_sentence(tmp_path):
+    with (
+        running(tmp_path) as found,
+        pytest.raises(UserError, match="nothing can listen on 127.0.0.1:"),
+        found.link.listening(Listen("127.0.0.1", found.port, keys.for_serving(found.folder))),
+    ):
+        pass
+
+
+def test_a_server_that_is_not_there_is_waited_for_and_one_that_restarts_is_joined_again(tmp_path):
+    folder = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:1", None)
+    first, second = Running(folder, config()), Running(folder, config())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        first.port = second.port = free.getsockname()[1]
+    thread = first.join(0)
+    until(lambda: any("does not answer" in line for line in first.said))
+    for found in (first, second):
+        with found.link.listening(Listen("127.0.0.1", found.port, keys.for_serving(folder))):
+            until(lambda found=found: found.link.here() == {0})
+            assert list(found.link.ask({0: found.request(1)}, math.inf)) == [0]
+    with second.link.listening(Listen("127.0.0.1", second.port, keys.for_serving(folder))):
+        until(lambda: second.link.here() == {0})
+        second.link.finish()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_the_clients_limits_hold_against_a_server_that_sends_too_much(tmp_path):
+    with running(tmp_path) as found:
+        found.join(0, most=100)
+        until(lambda: found.link.here() == {0})
+        asking = Asking(found, {0: bytes(1000)}, deadline=5.0)
+        until(lambda: any("does not answer" in line for line in found.said))
+        advance(found, 100.0)
+        assert asking.ended() == {}
+    assert node.MOST_SAID < 10_000
