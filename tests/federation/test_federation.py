@@ -48,6 +48,7 @@ from fednormec.federation.agreement import for_client, for_server, read_federati
 from fednormec.federation.client import answering, own_data
 from fednormec.federation.client_state import Kept, Store
 from fednormec.federation.disclosure import besides, promise
+from fednormec.federation.log import Log
 from fednormec.federation.messages import (
     DONE,
     LOST,
@@ -65,7 +66,7 @@ from fednormec.federation.messages import (
     unpacked,
 )
 from fednormec.federation.provision import add, make, remove, renew, revoke, sign
-from fednormec.federation.sessions import roster, tell
+from fednormec.federation.sessions import roster
 from fednormec.federation.wire import Wire, longest, taken
 from fednormec.privacy.mechanism import Mechanism
 from fednormec.privacy.statement import state
@@ -409,7 +410,7 @@ def test_a_client_of_a_federation_does_not_send_what_its_bound_does_not_give(tmp
     told = []
     alone = at_client.answering(party(net.asked, 0), 0, tmp_path / NAMES[0], told.append)
     alone(next(iter(net.requests[-1].values()))._replace(round=9))
-    assert any("promises at most 1" in said for said in told)
+    assert any("longer than its bound" in said for said in told)
 
 
 # hostile messages
@@ -463,7 +464,7 @@ def test_a_clients_reason_is_one_line_of_the_servers_log(parts):
     why = "".join(parts)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as log:
         network = Network(config(run={"rounds": 1, "seed": 3, "dtype": "float64"}), Path(folder))
-        network.said = SimpleNamespace(append=tell)
+        network.said = SimpleNamespace(append=Log())
         refusing = {"status": REFUSED, "why": why, "message": None}
         network.between = lambda client, request, reply: reply._replace(**refusing) if client == 1 else reply
         assert [r.left_out for r in network.rounds()] == [1]
@@ -491,7 +492,7 @@ def test_honest_noise_is_taken_and_ten_times_as_much_is_not():
         message = torch.from_numpy(mechanism.noise(200, 1, 0, 1, client)).float()
         message[0] += 1
         assert taken(Reply(1, b"n", message=message), request, 200, most) is message
-        with pytest.raises(Refused, match="more than"):
+        with pytest.raises(Refused, match="is longer than"):
             taken(Reply(1, b"n", message=10 * message), request, 200, most)
 
 

@@ -300,7 +300,7 @@ def test_a_client_that_cheats_is_refused_and_counted(made):
     summary = federation.finish(federation.serve(), clients)
     assert summary["left_out"] == 8
     assert all(r["not_private"] == {"computed": 3, "sent": 2, "left_out": 1, "missed": 0} for r in federation.records())
-    assert "note: east sent what was refused: its message has length" in summary["err"]
+    assert "note: east sent what was refused: its message is longer than" in summary["err"]
 
 
 def test_a_client_that_never_comes_stalls_nobody(made):

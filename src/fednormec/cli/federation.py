@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from fednormec.cli.help import Command, Group
-from fednormec.cli.options import Quiet
+from fednormec.cli.options import AsJson, Quiet
 from fednormec.cli.printing import print_end, tell
-from fednormec.errors import Stopped, UserError, visible
+from fednormec.errors import Stopped, UserError, note, visible
 
-HELP = """Train with clients that are other people's machines, over HTTPS.
+HELP = """Train with clients that are other people's machines. HTTPS is the transport.
 
 One party makes the federation's folder and hands each client its own; the clients keep their data.
 
@@ -26,6 +26,10 @@ Folder = Annotated[str, typer.Argument(metavar="DIR", help="The federation's fol
 NotPrivate = Annotated[
     bool, typer.Option("--not-private", help="Go on although nothing, or only repeatable noise, protects the clients.")
 ]
+LogFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Also add every note to this file, with time and level.")
+]
+LogJson = Annotated[bool, typer.Option("--log-json", help="A JSON object for each line of --log-file.")]
 
 
 def require_h11() -> None:
@@ -146,10 +150,10 @@ def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client'
     print(visible(f"send every client the new {Path(folder) / 'federation.toml'}; begin a new run: serve --out NEW"))
 
 
-REQUEST_HELP = """Make your own key, and a request that the federation's operator signs. The key never leaves you.
+REQUEST_HELP = """Make your own key, and a signing request. The key never leaves you.
 
-The folder NAME gets client.key and client.csr. Send client.csr to the operator, who answers with the files for that
-folder.
+The folder NAME gets client.key and client.csr. Send client.csr to the federation's operator, who answers with the files
+for that folder.
 
 \b
 Example:
@@ -170,7 +174,7 @@ def request(name: Annotated[str, typer.Argument(help="The client's name; a folde
     print(visible(f"{folder}: keep it; the files that come back belong into it"))
 
 
-SIGN_HELP = """Let a client of the roster use the key in its signing request, in place of the one that was made here.
+SIGN_HELP = """Put the key of a signing request on the roster. It replaces the one that its client had.
 
 \b
 Example:
@@ -248,11 +252,16 @@ SERVE_HELP = """Train with the clients that connect. The same command goes on wh
 
 With TLS, and only for clients whose key is on the roster. Ctrl-C finishes the round.
 
+The page of --status shows rounds, ε, clients, the curve and the log; /status.json and /metrics (for Prometheus) have
+the same. It asks nobody who they are, and so is for this machine alone.
+
 \b
 Examples:
   fednormec federation serve fed
   fednormec federation serve fed --wait-for 2                begin when two clients are here
   fednormec federation serve fed --out runs/second           a new run with the same clients
+  fednormec federation serve fed --status 127.0.0.1:8080     a page about it, for a browser on this machine
+  fednormec federation serve fed --log-file serve.log        who came, went and was refused, and when
   fednormec federation serve fed --forget-memories           go on, all clients' and the server's memories at zero
 """
 
@@ -270,6 +279,11 @@ def serve(
         bool, typer.Option("--forget-memories", help="Go on with all memories, the server's too, at zero.")
     ] = False,
     not_private: NotPrivate = False,
+    status: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where to show a page about the training, on this machine.")
+    ] = None,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout at the end, for scripts.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -279,10 +293,47 @@ def serve(
     from fednormec.results.report import with_report
     from fednormec.runs.interrupts import STOPPING, asked_to_stop
 
-    how = Serving(None if out is None else Path(out), host, port, wait_for, not_private, forget_memories, quiet)
+    how = Serving(
+        None if out is None else Path(out), host, port, wait_for, not_private, forget_memories, quiet, status,
+        None if log_file is None else Path(log_file), log_json,
+    )  # fmt: skip
     with asked_to_stop(STOPPING) as stop:
         summary = with_report(train(Path(folder), how, stop))
     print_end(summary, as_json)
+
+
+STATUS_HELP = """Print how a training goes: rounds, ε, clients, the last notes.
+
+It asks the server that runs with --status on this machine. Without one it prints what the run's folder knows.
+
+\b
+Examples:
+  fednormec federation status fed
+  fednormec federation status fed --out runs/second
+  fednormec federation status fed --json
+"""
+
+
+@app.command(help=STATUS_HELP, cls=Command)
+def status(
+    folder: Folder,
+    out: Annotated[str | None, typer.Option(help="The run's folder.", show_default="DIR/run")] = None,
+    as_json: AsJson = False,
+) -> None:
+    require_h11()
+    from fednormec.federation.sessions import RUN
+    from fednormec.federation.status import ask, from_folder
+    from fednormec.federation.status_forms import text
+    from fednormec.files import to_json
+
+    run = Path(folder) / RUN if out is None else Path(out)
+    found = ask(run)
+    if found is None:
+        found = from_folder(Path(folder), run)
+        note(
+            "no server shows its status: none runs, or it was started without --status. This is what the folder knows."
+        )
+    print(to_json(found) if as_json else text(found))
 
 
 JOIN_HELP = """Take part in a federation with your own data. They stay on this machine; DIR is this client's folder.
@@ -297,6 +348,7 @@ Examples:
   fednormec federation join client-1 --data mine.csv
   fednormec federation join client-1 --data load.py:examples
   fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
+  fednormec federation join client-1 --data mine.npz --log-file join.log
 """
 
 
@@ -307,13 +359,16 @@ def join(
     name: Annotated[str | None, typer.Option(help="The client's name.", show_default="DIR's")] = None,
     address: Annotated[str | None, typer.Option(help="Where the server is.", show_default="by the settings")] = None,
     not_private: NotPrivate = False,
+    log_file: LogFile = None,
+    log_json: LogJson = False,
 ) -> None:
     require_h11()
     from fednormec.federation.sessions import join as take_part
     from fednormec.runs.interrupts import asked_to_stop
 
     with asked_to_stop("stopping.") as stop:
-        take_part(Path(folder), data, stop, name, address, not_private)
+        file = None if log_file is None else Path(log_file)
+        take_part(Path(folder), data, stop, name, address, not_private, file, log_json)
         if stop():
             raise Stopped("stopped; the same command takes part again.")
     print("the training has come to its end.")

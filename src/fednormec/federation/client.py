@@ -109,8 +109,8 @@ def answering(
                 return Reply(kept.round, request.nonce, LOST)
             try:
                 kept = _computed(federation, client, request, rows, local)
-            except BoundBroken as why:  # whose length is a figure of the client's data
-                tell(str(why))
+            except BoundBroken:  # says by how much, which is a figure of the client's data
+                tell("the method here made a message that is longer than its bound: it was not sent")
                 return _refused(request, "the method here broke its bound")
         if request.sends and not kept.sent:
             if most is not None:

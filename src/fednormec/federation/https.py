@@ -169,6 +169,7 @@ class _Listener:
         self._handler, self._secured, self._socket, self._closed = handler, listen.secured, listening, closed
         self._strangers = OrderedDict[int, socket.socket]()
         self._peers = dict["asyncio.Task[None]", socket.socket]()
+        self._served = set[socket.socket]()
         self._of_each = Counter[bytes]()
         self._most = max(16, _file_handles() - SPARE)
         self._tokens, self._filled = BURST, time.monotonic()
@@ -201,9 +202,15 @@ class _Listener:
             number += 1
             task = asyncio.create_task(self._serve(number, peer))
             self._peers[task], self._strangers[number] = peer, peer
-            task.add_done_callback(self._peers.pop)
+            task.add_done_callback(self._forget)
             if len(self._strangers) > STRANGERS:
                 _hang_up(self._strangers.popitem(last=False)[1])
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        peer = self._peers.pop(task)
+        if peer not in self._served:  # cancelled before it began
+            peer.close()
+        self._served.discard(peer)
 
     def _may_come(self) -> bool:
         """Returns whether one more connection may come now: at most so many in a second, in the long run."""
@@ -220,6 +227,7 @@ class _Listener:
         transport: asyncio.BaseTransport | None = None
         certificate: bytes | None = None
         connection: _Connection | None = None
+        self._served.add(peer)
         try:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fednormec.config.schema import read
 from fednormec.core.randomness import generator
-from fednormec.errors import Stopped, UserError, note
+from fednormec.errors import Stopped, UserError
 from fednormec.federation.agreement import (
     Federation,
     for_client,
@@ -31,6 +31,7 @@ from fednormec.federation.keys import (
     public_key,
     validity,
 )
+from fednormec.federation.log import INFO, Log
 from fednormec.federation.messages import (
     MOST_SAID,
     REPORT,
@@ -44,6 +45,7 @@ from fednormec.federation.messages import (
 from fednormec.federation.node import Server, Taking, take_part
 from fednormec.federation.provision import roster_file
 from fednormec.federation.reports import Reporting, as_report
+from fednormec.federation.status import OVER, TRAINING, Board, showing, status_address
 from fednormec.federation.transport import Link
 from fednormec.federation.wire import Wire
 from fednormec.files import Lines, replace_text, require_locks, to_json
@@ -52,11 +54,6 @@ from fednormec.runs.records import finished
 from fednormec.runs.runner import Site, go_on, perform
 
 FACTS, RUN = "federation.json", "run"
-
-
-def tell(said: str) -> None:
-    """Prints a note."""
-    note(f"{said}.")
 
 
 class Serving(NamedTuple):
@@ -70,6 +67,9 @@ class Serving(NamedTuple):
         not_private: whether to train though clients are not protected.
         forget_memories: whether all memories start over when the run resumes.
         quiet: whether to show no progress.
+        status: where the status page is, host:port on this machine; by default nowhere.
+        log_file: file to which all notes are added; by default none.
+        log_json: whether its lines are JSON.
     """
 
     out: Path | None = None
@@ -79,17 +79,29 @@ class Serving(NamedTuple):
     not_private: bool = False
     forget_memories: bool = False
     quiet: bool = False
+    status: str | None = None
+    log_file: Path | None = None
+    log_json: bool = False
 
 
 def serve(folder: Path, how: Serving, stop: Callable[[], bool]) -> dict[str, Any]:
     """Trains with the clients that connect, or resumes a training that was interrupted; returns the run's summary."""
+    with Log(how.log_file, how.log_json) as log:
+        summary = _served(folder, how, stop, log)
+        log.keep(INFO, f"the training is over after {summary['rounds']} rounds ({summary['status']})")
+    return summary
+
+
+def _served(folder: Path, how: Serving, stop: Callable[[], bool], log: Log) -> dict[str, Any]:
     require_locks()  # now, not after a wait for clients
+    if how.status is not None:
+        status_address(how.status)
     federation = for_server(read_federation(folder), folder)
     plan = federation.plan
     require_consent(plan, how.not_private)
     out = how.out or folder / RUN
     if finished(out) is not None:
-        return go_on(out, how.quiet)  # notes that it has finished
+        return go_on(out, how.quiet, site=Site(tell=log))  # notes that it has finished
     if (out / "config.toml").exists() and for_server(read(out / "config.toml"), folder).agreed != federation.agreed:
         raise UserError(f"federation.toml was changed since the run in {out} began: put the old one back, or start "
                         "a new run with --out.")  # fmt: skip
@@ -98,13 +110,18 @@ def serve(folder: Path, how: Serving, stop: Callable[[], bool]) -> dict[str, Any
     if not 0 < wait_for <= len(names):
         raise UserError(f"--wait-for must be from 1 to {len(names)}, the number of clients, not {wait_for}.")
     size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
-    link = Link(names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID, tell)
-    with link.listening(_where(folder, how, federation.settings.address)):
+    link = Link(
+        names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID, log, log.warn
+    )
+    board = Board(federation, out, link, log)
+    with showing(board, how.status), link.listening(_where(folder, how, federation.settings.address, log)):
         try:
-            _await(link, wait_for, stop, how.quiet)
+            _await(link, wait_for, stop, how.quiet, log)
         except KeyboardInterrupt:
             raise Stopped("stopped while waiting for clients; the same command goes on.") from None
-        summary = _trained(folder, out, how, stop, federation, plan, link)
+        board.state = TRAINING
+        summary = _trained(folder, out, how, stop, federation, plan, link, log, board)
+        board.state = OVER
         link.finish()
     return summary
 
@@ -116,6 +133,8 @@ def join(
     name: str | None = None,
     address: str | None = None,
     not_private: bool = False,
+    log_file: Path | None = None,
+    log_json: bool = False,
 ) -> None:
     """Takes part in a federation as the client whose folder this is, with one's own data.
 
@@ -126,7 +145,22 @@ def join(
         name: name of the client; by default the folder's.
         address: where the server is; by default what federation.toml says.
         not_private: whether to take part though clients are not protected.
+        log_file: file to which all notes are added; by default none.
+        log_json: whether its lines are JSON.
     """
+    with Log(log_file, log_json) as log:
+        _joined(folder, data, stop, name, address, not_private, log)
+
+
+def _joined(
+    folder: Path,
+    data: str,
+    stop: Callable[[], bool],
+    name: str | None,
+    address: str | None,
+    not_private: bool,
+    log: Log,
+) -> None:
     require_locks()
     name = name or folder.resolve().name
     config = read_federation(folder)
@@ -135,15 +169,17 @@ def join(
     require_consent(plan, not_private)
     where = address or federation.settings.address
     split_address(where)
-    _require_valid(folder / CLIENT_CERTIFICATE, "this client's certificate", "ask the server's operator for a new one")
+    _require_valid(
+        folder / CLIENT_CERTIFICATE, "this client's certificate", "ask the server's operator for a new one", log
+    )
     secured = for_joining(folder)
-    tell(promise(plan, federation.settings.share if federation.settings.report else None))
+    log(promise(plan, federation.settings.share if federation.settings.report else None))
     lock = Lines(folder / "lock", new=not (folder / "lock").exists())
     try:
         client = list(federation.settings.clients).index(name)
-        answer = client_of(federation, client, folder, tell)
+        answer = client_of(federation, client, folder, log.warn)
         most = 2 * 8 * federation.experiment.problem.dim + MOST_SAID
-        take_part(Server(where, secured), Taking(federation.agreed, federation.terms, answer, most, stop, tell))
+        take_part(Server(where, secured), Taking(federation.agreed, federation.terms, answer, most, stop, log))
     finally:
         lock.close()
 
@@ -169,13 +205,13 @@ def roster(folder: Path, names: Sequence[str]) -> list[bytes | None]:
     return [fingerprint(public_key(file)) if file.exists() else None for file in files]
 
 
-def _require_valid(path: Path, whose: str, remedy: str) -> None:
+def _require_valid(path: Path, whose: str, remedy: str, log: Log) -> None:
     """Raises UserError if a certificate does not hold now, by the clock here; says so if it soon will not."""
     wrong, soon = validity(path).trouble(whose, remedy)
     if wrong is not None:
         raise UserError(f"{wrong}.")
     if soon is not None:
-        tell(soon)
+        log.warn(soon)
 
 
 def _trained(
@@ -186,6 +222,8 @@ def _trained(
     federation: Federation,
     plan: Plan | None,
     link: Link,
+    log: Log,
+    board: Board,
 ) -> dict[str, Any]:
 
     experiment = federation.experiment
@@ -204,7 +242,7 @@ def _trained(
         return {client: understood(data) for client, data in found.items()}
 
     def wait(some: Set[int]) -> None:
-        _await(link, 1, stop, how.quiet, some)
+        _await(link, 1, stop, how.quiet, log, some)
 
     def ask_for_reports(requests: Mapping[int, Request]) -> dict[int, Report | Refused]:
         bodies = {client: request_bytes(request, REPORT) for client, request in requests.items()}
@@ -212,21 +250,24 @@ def _trained(
         return {client: as_report(data) for client, data in found.items()}
 
     names = tuple(federation.settings.clients)
-    reports = Reporting(names, lambda: _training(out), federation.agreed, ask_for_reports, tell)
+    reports = Reporting(names, lambda: _training(out), federation.agreed, ask_for_reports, log.warn)
     command = f"fednormec federation serve {shlex.quote(str(folder))}" + (
         f" --out {shlex.quote(str(out))}" if how.out else ""
     )
     site = Site(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
-        Wire(names, lambda: _training(out), federation.agreed, ask, tell, wait),
+        Wire(names, lambda: _training(out), federation.agreed, ask, log.warn, wait, board.notice),
         () if plan is None else besides(plan.mechanism, federation.settings.report),
         command,
         how.forget_memories,
+        log,
     )
     if (out / "config.toml").exists():
-        summary = go_on(out, how.quiet, stop=stop, site=site)
+        summary = go_on(out, how.quiet, [board.observer], stop=stop, site=site)
     else:
-        summary = perform(read_federation(folder), out.name, out, how.quiet, stop=stop, site=site)
+        summary = perform(
+            read_federation(folder), out.name, out, how.quiet, observers=[board.observer], stop=stop, site=site
+        )
     facts = {"training": _training(out), "bytes_sent": link.sent, "bytes_received": link.received}
     replace_text(out / FACTS, to_json(facts, indent=2) + "\n")
     return summary
@@ -246,19 +287,21 @@ def _training(out: Path) -> str:
     raise UserError(f"{path} is damaged: clients know their memories by what it said. Put a copy back.")
 
 
-def _await(link: Link, count: int, stop: Callable[[], bool], quiet: bool, some: Set[int] | None = None) -> None:
+def _await(
+    link: Link, count: int, stop: Callable[[], bool], quiet: bool, log: Log, some: Set[int] | None = None
+) -> None:
     """Waits until `count` clients are there, of `some` or of all; raises KeyboardInterrupt when asked to stop."""
     told, among = None if quiet else -1, set(range(len(link.names))) if some is None else some
     while len(here := link.here() & among) < count:
         if told is not None and len(here) != told:
-            tell(f"waiting for clients: {len(here)} of {count} are here")
+            log(f"waiting for clients: {len(here)} of {count} are here")
             told = len(here)
         if stop():
             raise KeyboardInterrupt
         time.sleep(0.05)
 
 
-def _where(folder: Path, how: Serving, address: str) -> Listen:
+def _where(folder: Path, how: Serving, address: str, log: Log) -> Listen:
     named, port = split_address(address)
     loopback = "127.0.0.1" if named == "localhost" else named
     host = how.host or (loopback if is_loopback(named) else "0.0.0.0")
@@ -266,6 +309,6 @@ def _where(folder: Path, how: Serving, address: str) -> Listen:
     if not 0 < port < 65536:
         raise UserError(f"--port must be from 1 to 65535, not {port}.")
     _require_valid(
-        folder / SERVER_CERTIFICATE, "the server's certificate", "fednormec federation renew makes a new one"
+        folder / SERVER_CERTIFICATE, "the server's certificate", "fednormec federation renew makes a new one", log
     )
     return Listen(host, port, for_serving(folder))

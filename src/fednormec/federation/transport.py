@@ -90,15 +90,18 @@ class Link:
         agreed: digest of what all must agree on.
         terms: what that is, by name.
         most: bytes of an answer, at most.
-        log: called with who came, went and was refused.
+        log: called with who came and went.
+        warn: called with who was refused or got lost; by default as `log`.
     """
 
     def __init__(
-        self, names: Sequence[str], roster: Roster, agreed: str, terms: Terms, most: int, log: Log = lambda said: None
-    ) -> None:
+        self, names: Sequence[str], roster: Roster, agreed: str, terms: Terms, most: int, log: Log = lambda said: None,
+        warn: Log | None = None,
+    ) -> None:  # fmt: skip
         self.names, self._roster, self._agreed, self._terms, self._most, self._log = (
             tuple(names), roster, agreed, terms, most, log
         )  # fmt: skip
+        self._warn = warn or log
         self._seats = [_Seat() for _ in names]
         self._keys: Sequence[bytes | None] = roster()
         self._changed = threading.Condition()
@@ -155,7 +158,7 @@ class Link:
                             self._seats[client].asked = None
                         raise KeyboardInterrupt
                     if not told:
-                        self._log(f"nobody of the {len(asked)} clients that are asked is here: the round waits")
+                        self._warn(f"nobody of the {len(asked)} clients that are asked is here: the round waits")
                     told = True
                 self._changed.wait(TICK)
             for client, one in asked.items():
@@ -194,7 +197,7 @@ class Link:
                 for client, seat in enumerate(self._seats):
                     here = self._is_here(client)
                     if seat.told_here and not here and self._over is None:
-                        self._log(f"{self.names[client]} is gone (last heard of {self._now - seat.seen:.0f} s ago)")
+                        self._warn(f"{self.names[client]} is gone (last heard of {self._now - seat.seen:.0f} s ago)")
                     seat.told_here = seat.told_here and here
                 if self._now - keys > 2.0:
                     keys = self._now
@@ -206,9 +209,8 @@ class Link:
         for client, key in enumerate(self._keys):
             if key is None and self._seats[client].session is not None:
                 self._seats[client].session = None
-                self._seats[client].seen = float("-inf")
                 self._seats[client].told_here = False
-                self._log(f"{self.names[client]} was revoked and is no longer served")
+                self._warn(f"{self.names[client]} was revoked and is no longer served")
 
     def _is_here(self, client: int) -> bool:
         seat = self._seats[client]
@@ -232,7 +234,7 @@ class Link:
             if client is None:
                 self._strangers_refused += 1
                 if self._strangers_refused <= 10:  # and then in silence
-                    self._log(f"refused {call.address}: its certificate is of nobody on the roster, or was revoked")
+                    self._warn(f"refused {call.address}: its certificate is of nobody on the roster, or was revoked")
                 return _said(403, "this certificate is of nobody on the roster, or was revoked")
             if not self._may_call(self._seats[client]):
                 return _said(429, "too many requests")
@@ -268,7 +270,7 @@ class Link:
         seat = self._seats[client]
         if seat.told_here and self._over is None:
             self._log(f"{self.names[client]} has left")
-        seat.session, seat.seen, seat.told_here = None, float("-inf"), False
+        seat.session, seat.told_here = None, False
         seat.connections.clear()
         self._changed.notify_all()
 
@@ -304,7 +306,7 @@ class Link:
     def _refuse(self, seat: _Seat, name: str, call: Call, status: int, why: str) -> Answer:
         seat.refused += 1
         if why != seat.why_refused:  # the first of a kind
-            self._log(f"refused {name}, from {call.address}: {why}")
+            self._warn(f"refused {name}, from {call.address}: {why}")
         seat.why_refused = why
         return _said(status, why)
 

@@ -23,6 +23,7 @@ from fednormec.privacy.mechanism import Mechanism
 Ask = Callable[[Mapping[int, Request]], Mapping[int, Reply | Refused]]
 Tell = Callable[[str], None]
 Wait = Callable[[Set[int]], None]
+Notice = Callable[[int, str, str], None]
 UNLUCKY = 1e-15  # probability that an honest noisy message is refused for its length
 
 
@@ -36,6 +37,7 @@ class Wire(NamedTuple):
         ask: sends each client its request and returns what was answered in time.
         tell: called with what the server's operator should know.
         wait: returns when one of these clients is there.
+        notice: called with a client, REFUSED or LOST, and why, each time; `tell` hears the first of a kind.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,7 @@ class Wire(NamedTuple):
     ask: Ask
     tell: Tell
     wait: Wait = lambda some: None
+    notice: Notice = lambda client, kind, why: None
 
     def check(self, job: Job) -> None:
         """Raises UserError if the federation has another number of clients than the job."""
@@ -131,6 +134,7 @@ class _Remote:
         return True
 
     def _say(self, client: int, kind: str, what: str) -> None:
+        self._wire.notice(client, kind, what)
         if (client, kind) not in self._told:  # the first of a kind; the records count them all
             self._told.add((client, kind))
             self._wire.tell(f"{self._wire.names[client]} {what}")
@@ -154,7 +158,7 @@ def taken(reply: Reply | Refused, request: Request, size: int, longest: float) -
         raise Refused("its message is not a finite vector of the right size")
     norm = float(row_norms(reply.message[None].double())[0])
     if norm > longest * (1 + norm_error(reply.message.double())):
-        raise Refused(f"its message has length {norm:.6g}, more than {longest:.6g}")
+        raise Refused(f"its message is longer than {longest:.6g}")  # how long, is of its data
     return reply.message
 
 

@@ -71,6 +71,7 @@ class Site(NamedTuple):
         says: what the statement says besides.
         command: the command to resume with.
         forgets: whether all memories start over when the run resumes.
+        tell: called with what a person should know.
     """
 
     assemble: Callable[[Config], Experiment] = assemble
@@ -78,6 +79,7 @@ class Site(NamedTuple):
     says: tuple[tuple[str, str], ...] = ()
     command: str | None = None
     forgets: bool = False
+    tell: Callable[[object], None] = note
 
 
 HERE = Site()
@@ -143,7 +145,7 @@ def perform(
             paying.folder = folder
             unused = [f"this run has no use for [{section}]." for section in experiment.unused]
             for said in () if quiet else (*notes, *unused, *outlook_of(experiment)):
-                note(said)
+                site.tell(said)
             with _says_how_to_go_on(path, site.command):
                 watchers = partial(_observers, folder, experiment.run.rounds, quiet, tensorboard, 0, observers)
                 run = _Run(experiment, folder, paying, site, watchers, stop, stop_when, looking, None, plan, known)
@@ -175,7 +177,7 @@ def go_on(
     with profiled() if profile else nullcontext() as looking, RunFolder.again(path) as folder:
         summary = finished(path)
         if summary is not None:
-            note(f"the run in {path} has come to its end already.")
+            site.tell(f"the run in {path} has come to its end already.")
             tidy(path, int(read(path / "config.toml").get("run", {}).get("keep_checkpoint") is True))
             return _with_texts(summary, folder)
         config = read(path / "config.toml")
@@ -198,7 +200,7 @@ def go_on(
         place = place_of(experiment, site.on, path)
         rounds = start(experiment, place, paying, Resumed(checkpoint, again.releases))
         for said in (*trouble, *changes(begun), f"goes on after round {done} of {experiment.run.rounds}", *again.notes):
-            note(f"{said}.")
+            site.tell(f"{said}.")
         folder.go_on_after(done)
         folder.note("environment", with_resumption(begun, done))
         by_plan = begun.get("planned") is True
@@ -337,7 +339,7 @@ def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> bool:
             except NotWritten as error:
                 if stop or r.last:
                     raise
-                note(f"{error} The run goes on without this checkpoint.")
+                run.site.tell(f"{error} The run goes on without this checkpoint.")
     return stop
 
 
@@ -384,7 +386,7 @@ def _statement(run: _Run, ended: str | None) -> Statement | None:
     """
     experiment, folder, says = run.experiment, run.folder, run.site.says
     for said in () if folder.differs is None else differs(folder.differs, experiment):
-        note(f"{said}.")
+        run.site.tell(f"{said}.")
         if experiment.privacy is not None and experiment.privacy.randomness == "seeded":
             says = (*says, ("not covered", said))
     if experiment.privacy is None:
