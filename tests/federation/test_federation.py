@@ -6,9 +6,11 @@ import datetime
 import io
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +48,7 @@ from fednormec.federation import client as at_client
 from fednormec.federation import keys
 from fednormec.federation.agreement import for_client, for_server, read_federation
 from fednormec.federation.client import answering, own_data
-from fednormec.federation.client_state import Kept, Store
+from fednormec.federation.client_state import Kept, Releases, Store
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.log import Log
 from fednormec.federation.messages import (
@@ -253,11 +255,33 @@ def test_another_name_for_the_training_buys_no_more_messages(tmp_path):
         assert [reply.status for reply in answers] == [DONE if run == "a" else REFUSED] * ROUNDS
         for path in (tmp_path / NAMES[0]).glob("memory-*"):
             path.unlink()
-    (counted,) = (tmp_path / NAMES[0]).glob("releases-*.json")
-    assert json.loads(counted.read_text()) == {"releases": ROUNDS}
-    counted.write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
-        network.clients[0](request_for(network, 1, 0))
+    counted = tmp_path / NAMES[0] / "releases.json"
+    assert json.loads(counted.read_text()) == {network.server.agreed: {"releases": ROUNDS, "pending": ""}}
+    other = Releases(tmp_path / NAMES[0], "another agreement")
+    assert (other.count(), other.before()) == (0, ROUNDS)
+    for damaged in ("{", "[]", '{"a": 3}', '{"a": {"releases": -1, "pending": ""}}', '{"a": {"releases": 1}}'):
+        counted.write_text(damaged)
+        with pytest.raises(UserError, match="is damaged"):
+            network.clients[0](request_for(network, 1, 0))
+
+
+@pytest.mark.parametrize("killed_in", ["save", "may_leave"])
+def test_a_kill_between_counting_and_leaving_counts_once(tmp_path, monkeypatch, killed_in):
+    """In every round but the last, so that counting twice would refuse that one. A memory that is moved away after the
+    answer left does not make the answer count as still here."""
+    network = Network(config(privacy=LOCAL | {"randomness": "secure"}), tmp_path)
+    owner = Store if killed_in == "save" else Releases
+    for number in range(ROUNDS):
+        request = request_for(network, 1, 0, x=float(number))
+        if number < ROUNDS - 1:
+            with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+                patch.setattr(owner, killed_in, lambda *given: 1 / 0)
+                network.clients[0](request)
+        assert network.clients[0](request).status == DONE
+    assert Releases(tmp_path / NAMES[0], network.server.agreed).count() == ROUNDS
+    for path in (tmp_path / NAMES[0]).glob("memory-*"):
+        path.unlink()
+    assert network.clients[0](request).status == REFUSED
 
 
 def test_as_many_hostile_clients_as_honest_ones_end_no_run(tmp_path):
@@ -635,6 +659,11 @@ def test_a_client_brings_data_as_a_file_or_a_function(tmp_path):
     own = str(tmp_path / "own.npz")
     for source in (own, f"{tmp_path / 'load.py'}:own"):
         assert np.array_equal(own_data(source, config()).x, x)
+    np.savez(tmp_path / "nan.npz", x=np.where(np.arange(len(x)) == 2, np.nan, x.T).T, y=y)
+    with pytest.raises(
+        UserError, match="1 of 8 examples have a number in x that is not finite, the first of them is number 2"
+    ):
+        own_data(str(tmp_path / "nan.npz"), config())
     with pytest.raises(UserError, match="load.py:broken raised RuntimeError: no"):
         own_data(f"{tmp_path / 'load.py'}:broken", config())
     with pytest.raises(UserError, match="there is no file"):
@@ -778,6 +807,17 @@ def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path
         assert drop_outs in text
         assert "drop-outs" in text
         assert "HTTPS" in text
+
+
+def test_a_client_is_told_what_it_costs_to_be_asked_in_every_round():
+    """Under local trust the server draws who is asked, and it is not trusted."""
+    half = party(config(privacy={"epsilon": 3.0, "trust": "local"}), 0).plan
+    found = re.search(r"If it asks this client in every round, ε is ([\d.]+)", promise(half))
+    every = replace(half.mechanism, participation=fn.full()).epsilon(6, 1e-5)
+    assert float(found[1]) == pytest.approx(every, abs=0.01) and every > 3.3
+    for asked in ({"participation": {"name": "full"}}, {"privacy": {"epsilon": 3.0, "trust": "central"}}):
+        plan = party(config(**{"privacy": {"epsilon": 3.0, "trust": "local"}} | asked), 0).plan
+        assert "in every round" not in promise(plan)
 
 
 def test_a_client_is_told_what_is_promised_and_whom_it_trusts():

@@ -113,13 +113,15 @@ def answering(
                 tell("the method here made a message that is longer than its bound: it was not sent")
                 return _refused(request, "the method here broke its bound")
         if request.sends and not kept.sent:
-            if most is not None:
+            if most is not None and not released.counted(request.digest):
                 if released.count() >= most:
                     return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
-                released.add()
+                released.add(request.digest)
             kept = kept._replace(sent=1)
         if kept is not before:
             store.save(kept)
+        if most is not None:
+            released.may_leave()
         return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
 
     return answer
@@ -170,9 +172,21 @@ def own_data(source: str, config: Config) -> Examples:
     settings = federation_settings(config)
     kind = settings.kind
     if not is_own(source) or Path(source).is_file():
-        return read_agreed(source, encoding(config), kind, settings.classes)
+        return _finite(read_agreed(source, encoding(config), kind, settings.classes), source)
     code = own(source, "--data")
     found = given_data(code.once(SECONDS_TO_LOAD), source, kind)
     if isinstance(found, FederatedData):
         raise UserError(f"--data {source} must return one client's x and y, not those of several.")
-    return found.train
+    return _finite(found.train, source)
+
+
+def _finite(examples: Examples, source: str) -> Examples:
+    """Returns the examples; raises UserError if a number among them is not finite."""
+    for name, values in (("x", examples.x), ("y", examples.y)):
+        if values.dtype.kind == "f":
+            wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+            if len(wrong):
+                raise UserError(f"--data {source}: {len(wrong)} of {len(values)} examples have a number in {name} that "
+                                f"is not finite, the first of them is number {wrong[0]}: mend them or leave them out."
+                                )  # fmt: skip
+    return examples

@@ -100,29 +100,70 @@ class Store:
 
 
 class Releases:
-    """Number of messages of this client that have left under one agreement, whatever the server calls its trainings.
+    """Number of messages that have left this client, by agreement, whatever the server calls its trainings.
 
-    It is stored in a file of its own, which stays when a memory is moved away.
+    It is stored in a file of its own, which stays when a memory is moved away or another agreement comes.
+
+    Args:
+        folder: where the file is stored.
+        agreed: digest of the agreement under which messages leave now.
     """
 
     def __init__(self, folder: Path, agreed: str) -> None:
-        self.path = folder / f"releases-{agreed[:16]}.json"
+        self.path, self._agreed = folder / "releases.json", agreed
 
     def count(self) -> int:
-        """Returns the number of messages; raises UserError if the file is damaged."""
+        """Returns the number of messages under this agreement; raises UserError if the file is damaged."""
+        return self._load().get(self._agreed, NONE).releases
+
+    def before(self) -> int:
+        """Returns the number of messages under all other agreements."""
+        return sum(other.releases for agreed, other in self._load().items() if agreed != self._agreed)
+
+    def counted(self, answer: str) -> bool:
+        """Returns whether the answer to the request with this digest was counted and has not left.
+
+        That is so after a kill between the two: the answer is then computed again, and is the one that was counted.
+        """
+        return self._load().get(self._agreed, NONE).pending == answer
+
+    def add(self, answer: str) -> None:
+        """Counts the answer to the request with this digest, which has not left; it is on the disk afterwards."""
+        self._store(_Released(self.count() + 1, answer))
+
+    def may_leave(self) -> None:
+        """Notes that the answer that was counted is stored and may leave; that is on the disk afterwards."""
+        found = self._load().get(self._agreed, NONE)
+        if found.pending:
+            self._store(found._replace(pending=""))
+
+    def _store(self, mine: "_Released") -> None:
+        every = self._load() | {self._agreed: mine}
+        replace_text(self.path, to_json({agreed: one._asdict() for agreed, one in every.items()}) + "\n")
+
+    def _load(self) -> dict[str, "_Released"]:
         if not self.path.exists():
-            return 0
+            return {}
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))["releases"]
-            if type(found) is int and found >= 0:
-                return found
-        except (OSError, ValueError, KeyError, TypeError):
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            every = {str(agreed): _Released(**one) for agreed, one in found.items()}
+            if all(
+                type(one.releases) is int and one.releases >= 0 and type(one.pending) is str for one in every.values()
+            ):
+                return every
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             pass
         raise UserError(f"{self.path}, which counts what has left this client, is damaged: put a copy of it back.")
 
-    def add(self) -> None:
-        """Adds one more, which is on the disk when this returns."""
-        replace_text(self.path, to_json({"releases": self.count() + 1}) + "\n")
+
+class _Released(NamedTuple):
+    """What has left under one agreement: how many messages, and the request whose answer is counted and still here."""
+
+    releases: int
+    pending: str
+
+
+NONE = _Released(0, "")
 
 
 def _digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from fednormec.federation.agreement import (
     split_address,
 )
 from fednormec.federation.client import client_of, own_data
+from fednormec.federation.client_state import Releases
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.https import Listen
 from fednormec.federation.keys import (
@@ -174,6 +175,9 @@ def _joined(
     )
     secured = for_joining(folder)
     log(promise(plan, federation.settings.share if federation.settings.report else None))
+    earlier = Releases(folder, federation.agreed).before()
+    if earlier:
+        log.warn(f"{earlier:,} messages have left this client under other agreements: what they cost comes on top")
     lock = Lines(folder / "lock", new=not (folder / "lock").exists())
     try:
         client = list(federation.settings.clients).index(name)
