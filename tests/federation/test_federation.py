@@ -504,7 +504,7 @@ def test_an_honest_message_at_the_radius_is_taken():
     request = Request("a", "b", 1, 0, True, b"n", torch.zeros(4))
     row = fn.clip(1.0)(torch.full((1, 4), 7.0))[0]
     assert taken(Reply(1, b"n", message=row), request, 4, 1.0) is row
-    with pytest.raises(Refused, match="length 1"):
+    with pytest.raises(Refused, match="longer than 1"):
         taken(Reply(1, b"n", message=row * (1 + 1e-4)), request, 4, 1.0)
 
 

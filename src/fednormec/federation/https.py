@@ -5,7 +5,6 @@ every length one in bytes. Who has not finished its handshake holds one of a few
 """
 
 import asyncio
-import resource
 import socket
 import ssl
 import threading
@@ -266,6 +265,10 @@ def _hang_up(peer: socket.socket) -> None:
 
 def _file_handles() -> int:
     """Returns how many file handles this process may have, after asking for as many as it can get."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 512
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 from fednormec.errors import visible
@@ -219,7 +219,8 @@ class Link:
     def _wake(self, client: int) -> None:
         event, loop = self._seats[client].event, self._loop
         if event is not None and loop is not None:
-            loop.call_soon_threadsafe(event.set)
+            with suppress(RuntimeError):  # the loop has ended; whoever waits in it has too
+                loop.call_soon_threadsafe(event.set)
 
     def _closed(self, address: str) -> None:
         with self._changed:
