@@ -522,6 +522,16 @@ def test_too_many_requests_of_one_client_are_refused(tmp_path):
         assert other.post("/next")[0] == 204
 
 
+def test_a_fast_training_is_not_too_many_requests(tmp_path):
+    with running(tmp_path) as found:
+        found.join(0, answer=lambda data: b"x")
+        until(lambda: found.link.here() == {0})
+        for _ in range(3 * int(transport.BURST)):
+            assert found.link.ask({0: b"\0\0\0\x02{}"}, 20.0) == {0: b"x"}
+        assert [line for line in found.said if "connected" not in line] == []
+        assert len(found.said) == 1  # one connection carried it all
+
+
 def test_strangers_hold_no_more_than_a_few_places(tmp_path, monkeypatch):
     """Connections without a word, and with half a handshake: clients are served all the same."""
     monkeypatch.setattr(https, "STRANGERS", 20)

@@ -143,6 +143,9 @@ def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -
         found = _post(connection, "/next", {"session": session}, b"", mine.most)
         if found.status == 204:
             continue
+        if found.status == 429:
+            _sleep(LONGEST, mine.stop)
+            continue
         if found.status in (401, 403):
             raise _Again
         if found.status != 200:

@@ -22,7 +22,7 @@ POLL = 10.0  # seconds that a question for work waits for an answer
 SILENCE = 15.0  # seconds without a sign of a client after which it is gone
 TICK = 0.25  # seconds between two looks at the clock
 LEAST_PATIENCE = 5.0  # seconds that a client which keeps missing rounds is waited for, at least
-CALLS, BURST = 20.0, 100.0  # requests of one client in a second, and how many may come at once
+CALLS, BURST = 20.0, 100.0  # requests of one client in a second that bring nothing, and how many may come at once
 TERMS = 2**20  # bytes of settings, at most
 Terms = Mapping[str, Any]
 Log = Callable[[str], None]
@@ -344,6 +344,7 @@ class Link:
         if seat.asked is None or seat.asked.fetched:
             return None
         seat.asked.fetched = True
+        seat.tokens += 1  # what brings the training on is not counted
         self._changed.notify_all()
         return Answer(200, seat.asked.body, headers=(("request", seat.asked.name),))
 
@@ -359,6 +360,7 @@ class Link:
             seat.seen = self._now
             if seat.asked is one and one.answer is None:
                 one.answer = body
+                seat.tokens += 1
                 self.received += len(body)
             self._changed.notify_all()
         return Answer()
