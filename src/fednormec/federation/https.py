@@ -26,6 +26,7 @@ STRANGERS = 200  # connections that have not finished their handshake, at most
 EACH = 4  # connections with one certificate, at most
 NEW, BURST = 100.0, 1000.0  # new connections in a second, and how many may come at once
 SPARE = 128  # file handles that are left for the rest of the program
+AT_ONCE = 100  # connections that are accepted before anything else is done
 CHUNK = 2**16
 JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 
@@ -169,38 +170,49 @@ class _Listener:
         self._strangers = OrderedDict[int, socket.socket]()
         self._peers = dict["asyncio.Task[None]", socket.socket]()
         self._served = set[socket.socket]()
+        self._number, self._ended = 0, False
         self._of_each = Counter[bytes]()
         self._most = max(16, _file_handles() - SPARE)
         self._tokens, self._filled = BURST, time.monotonic()
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serves until `stopped` is set."""
-        accepting = asyncio.create_task(self._accept())
+        self._listen()
         await stopped.wait()
-        accepting.cancel()
+        self._ended = True
+        asyncio.get_running_loop().remove_reader(self._socket)
         for peer in self._peers.values():
             _hang_up(peer)
         if self._peers:
             await asyncio.wait(self._peers, timeout=2.0)
         for task in self._peers:
             task.cancel()
-        await asyncio.gather(accepting, *self._peers, return_exceptions=True)
+        await asyncio.gather(*self._peers, return_exceptions=True)
         await asyncio.sleep(0.05)  # for what transports do at their end
 
-    async def _accept(self) -> None:
-        loop, number = asyncio.get_running_loop(), 0
-        while True:
+    def _listen(self) -> None:
+        if not self._ended:
+            asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        """Accepts who waits at the port."""
+        for _ in range(AT_ONCE):
             try:
-                peer, _ = await loop.sock_accept(self._socket)
+                peer, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
             except OSError:  # too many file handles: some are about to be closed
-                await asyncio.sleep(0.1)
-                continue
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._socket)
+                loop.call_later(0.1, self._listen)
+                return
             if not self._may_come() or len(self._peers) >= self._most:
                 peer.close()
                 continue
-            number += 1
-            task = asyncio.create_task(self._serve(number, peer))
-            self._peers[task], self._strangers[number] = peer, peer
+            peer.setblocking(False)
+            self._number += 1
+            task = asyncio.create_task(self._serve(self._number, peer))
+            self._peers[task], self._strangers[self._number] = peer, peer
             task.add_done_callback(self._forget)
             if len(self._strangers) > STRANGERS:
                 _hang_up(self._strangers.popitem(last=False)[1])
