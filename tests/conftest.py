@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command import Command, Said
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sweep_cells import serially
 
 from fednormec.cli.main import main
@@ -20,8 +20,10 @@ from fednormec.sweeps import pool
 
 SLOW = Path(__file__).parent / "slow"
 torch.set_num_threads(1)
-settings.register_profile("repeatable", derandomize=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+# nothing fails because the machine is slow
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("patient"), derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
