@@ -309,6 +309,25 @@ def test_time_that_the_server_slept_does_not_count(tmp_path, monkeypatch):
         assert list(Asking(found, {0: found.request(1)}, 5.0).ended()) == [0]
 
 
+def test_a_client_that_computes_for_long_hands_in_its_answer_all_the_same(tmp_path, monkeypatch):
+    """Longer than a connection may be idle, and without computing anything twice."""
+    monkeypatch.setattr(https, "IDLE", 0.8)
+    monkeypatch.setattr(node, "STALE", 0.4)
+    computed = []
+
+    def slowly(data: bytes) -> bytes:
+        computed.append(data)
+        time.sleep(2.0)
+        return b"x"
+
+    with running(tmp_path) as found:
+        found.join(0, answer=slowly)
+        until(lambda: found.link.here() == {0})
+        assert Asking(found, {0: found.request(1)}).ended() == {0: b"x"}
+        assert len(computed) == 1
+        assert not any("does not answer" in line for line in found.said)
+
+
 def test_an_answer_after_the_end_of_a_round_is_not_taken(tmp_path):
     with running(tmp_path) as found:
         late = ByHand(found, 0)
@@ -414,6 +433,23 @@ def test_a_client_that_is_revoked_is_no_longer_served(tmp_path):
         assert found.said[-1].endswith("this certificate is of nobody on the roster, or was revoked.")
 
 
+def test_a_key_that_cannot_be_read_stops_nothing(tmp_path):
+    """A file of the roster that is just being written: the server's clock goes on, and so does everybody."""
+    with running(tmp_path) as found:
+        found.join(0)
+        until(lambda: found.link.here() == {0})
+        kept = (found.folder / "keys" / "south.pub").read_bytes()
+        (found.folder / "keys" / "south.pub").write_bytes(b"")
+        until(lambda: any(line.startswith("the roster stays as it was: ") for line in found.log))
+        then = found.link._now
+        until(lambda: found.link._now > then + 3)
+        assert list(Asking(found, {0: found.request(1)}).ended()) == [0]
+        (found.folder / "keys" / "south.pub").write_bytes(kept)
+        found.join(1)
+        until(lambda: found.link.here() == {0, 1})
+        assert sum("the roster stays" in line for line in found.log) == 1
+
+
 def test_other_settings_are_refused_at_once_by_name(tmp_path):
     with running(tmp_path) as found:
         found.asked = config(method=config()["method"] | {"beta": 0.2})
@@ -430,6 +466,7 @@ def test_differences_are_named():
     )
     assert differences({"a": 1}, {"a": 1}).startswith("the versions of this program")
     assert differences({str(i): i for i in range(9)}, {}).endswith(", and 6 more")
+    assert "\x1b" not in differences({}, {"\x1b[2J": 1})  # nothing that a terminal would obey
 
 
 def test_two_processes_with_one_identity_are_told_apart(tmp_path):
@@ -454,8 +491,9 @@ def test_one_client_cannot_speak_for_another(tmp_path):
         other.fetch()
         assert mine.post("/answer", b"x", request=other.name)[0] == 410
         mine.close()
-        mine.session = other.session
-        assert mine.post("/next")[0] == 401
+        for session in (other.session, "", "\xe9"):
+            mine.session = session
+            assert mine.post("/next")[0] == 401
         other.post("/answer", b"y", request=other.name)
         assert asking.ended() == {1: b"y"}
 

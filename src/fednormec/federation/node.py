@@ -18,6 +18,7 @@ from fednormec.federation.transport import POLL
 
 CONNECT, SLACK = 10.0, 20.0  # seconds to connect, and beyond what the server may wait
 PATIENCE = 60.0  # seconds that another process with this identity is waited for
+STALE = 30.0  # seconds without a request after which a connection is not used any more
 SHORTEST, LONGEST = 0.2, 5.0  # seconds between two attempts: more and more
 ATTEMPTS = 7  # in a row, after which a server that ends every connection without a word is believed
 ENDED = (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
@@ -69,7 +70,8 @@ def take_part(server: Server, mine: Taking) -> bool:
 
     A server that is not there is waited for; one that was restarted is joined again.
     """
-    instance, told, pause, since = secrets.token_hex(8), "", SHORTEST, time.monotonic()
+    instance, told, pause = secrets.token_hex(8), "", SHORTEST
+    in_use: float | None = None  # since when
     ended = 0  # connections in a row that the server ended without a word
     while not mine.stop():
         reached = False
@@ -78,7 +80,7 @@ def take_part(server: Server, mine: Taking) -> bool:
             reached = True
             try:
                 session = _joined(connection, mine, instance, server.address)
-                ended = 0
+                ended, in_use = 0, None
                 mine.tell(f"connected to {server.address}")
                 told, pause = "", SHORTEST
                 return _work(connection, session, mine)
@@ -87,7 +89,8 @@ def take_part(server: Server, mine: Taking) -> bool:
         except ssl.SSLCertVerificationError as error:
             raise UserError(_not_believed(server.address, error)) from error
         except _InUse as why:
-            if time.monotonic() - since > PATIENCE:
+            in_use = time.monotonic() if in_use is None else in_use
+            if time.monotonic() - in_use > PATIENCE:
                 raise UserError(f"{why}. If the other one is yours, stop it; if it is not, somebody has this client's "
                                 "key: tell the server's operator (fednormec federation revoke).") from None  # fmt: skip
             said = f"{why}; waiting for the other one to go"
@@ -97,7 +100,7 @@ def take_part(server: Server, mine: Taking) -> bool:
             ended = ended + 1 if reached and isinstance(error, ENDED) else 0
             if ended > ATTEMPTS or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
                 raise UserError(_not_let_in(server.address, error)) from error
-            said, since = f"{server.address} does not answer; it is tried again and again", time.monotonic()
+            said = f"{server.address} does not answer; it is tried again and again"
         if said != told:
             mine.tell(said)
         told = said
@@ -114,6 +117,7 @@ def _connected(server: Server) -> http.client.HTTPSConnection:
     host, port = split_address(server.address)
     connection = http.client.HTTPSConnection(host, port, timeout=CONNECT, context=server.secured)
     connection.connect()
+    connection.timeout = POLL + SLACK  # if it is made anew
     connection.sock.settimeout(POLL + SLACK)
     return connection
 
@@ -156,7 +160,10 @@ def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -
             over = False
         if over:
             return True
+        begun = time.monotonic()
         answer = mine.answer(found.body)
+        if time.monotonic() - begun > STALE:
+            connection.close()  # the server may have ended it; the next request makes a new one
         taken = _post(connection, "/answer", {"session": session, "request": found.request}, answer, MOST_SAID)
         if taken.status in (401, 403):
             raise _Again

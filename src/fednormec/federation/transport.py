@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
-from fednormec.errors import visible
+from fednormec.errors import UserError, visible
 from fednormec.federation.https import JSON, TEXT, Answer, Call, Listen, listening
 from fednormec.federation.keys import fingerprint
 from fednormec.federation.messages import OVER, framed
@@ -49,8 +49,12 @@ class _Seat:
         seen: when it was last heard of.
         told_here: whether the log last said that it is here.
         missed: number of requests in a row that it fetched and left without an answer.
+        refused: how often it was not let in.
+        why_refused: why, the last time.
         asked: request that waits for it.
+        event: set when there is something to ask it.
         tokens: how many requests it may make now.
+        filled: when that was counted.
     """
 
     def __init__(self) -> None:
@@ -68,7 +72,17 @@ class _Seat:
 
 
 class ClientStatus(NamedTuple):
-    """How one client's connection is."""
+    """How one client's connection is.
+
+    Attributes:
+        name: name of the client.
+        here: whether it was heard of a short while ago.
+        address: where it connected from the last time.
+        silent: seconds since it was last heard of; None if it never was.
+        missed: number of requests in a row that it fetched and left without an answer.
+        refused: how often it was not let in.
+        why_refused: why, the last time.
+    """
 
     name: str
     here: bool
@@ -104,6 +118,7 @@ class Link:
         self._warn = warn or log
         self._seats = [_Seat() for _ in names]
         self._keys: Sequence[bytes | None] = roster()
+        self._told_of_roster = False
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now, self._last = 0.0, time.monotonic()
@@ -174,10 +189,10 @@ class Link:
         patience = max(min(deadline, LEAST_PATIENCE), deadline * 0.5 ** self._seats[client].missed)
         return self._now - begun < patience and (one.fetched or self._is_here(client))
 
-    def finish(self, patience: float = 10.0, **facts: Any) -> None:
+    def finish(self, patience: float = 10.0) -> None:
         """Tells all who are here that the training is over, and returns when they have heard it."""
         with self._changed:
-            self._over, end = framed({"kind": OVER, **facts}), self._now + patience
+            self._over, end = framed({"kind": OVER}), self._now + patience
             for client in range(len(self._seats)):
                 self._wake(client)
             while any(map(self._is_here, range(len(self._seats)))) and self._now < end:
@@ -205,7 +220,14 @@ class Link:
                 self._changed.notify_all()
 
     def _look_at_the_roster(self) -> None:
-        self._keys = self._roster()
+        try:
+            self._keys = self._roster()
+        except UserError as error:  # such as a file that is just being written
+            if not self._told_of_roster:
+                self._warn(f"the roster stays as it was: {str(error).rstrip('.')}")
+            self._told_of_roster = True
+            return
+        self._told_of_roster = False
         for client, key in enumerate(self._keys):
             if key is None and self._seats[client].session is not None:
                 self._seats[client].session = None
@@ -229,8 +251,8 @@ class Link:
 
     async def _handle(self, call: Call) -> Answer:
         """Answers a request. Who sent it is known before anything of its body is read."""
+        mine = None if call.certificate is None else fingerprint(call.certificate)
         with self._changed:
-            mine = None if call.certificate is None else fingerprint(call.certificate)
             client = next((i for i, key in enumerate(self._keys) if key is not None and key == mine), None)
             if client is None:
                 self._strangers_refused += 1
@@ -247,7 +269,8 @@ class Link:
             return _said(404, "not found")
         with self._changed:
             seat = self._seats[client]
-            if seat.session is None or not secrets.compare_digest(seat.session, call.headers.get("session", "")):
+            given = call.headers.get("session", "").encode()
+            if seat.session is None or not secrets.compare_digest(seat.session.encode(), given):
                 return _said(401, "join first")
             seat.seen = self._now
             seat.connections.add(call.address)
@@ -373,7 +396,7 @@ def differences(here: Terms, there: Terms) -> str:
     'method.beta is 0.1 with the server and 0.2 with the client'
     """
     parts = [
-        f"{name} is {_shown(here.get(name))} with the server and {_shown(there.get(name))} with the client"
+        f"{visible(name, 60)} is {_shown(here.get(name))} with the server and {_shown(there.get(name))} with the client"
         for name in sorted({*here, *map(str, there)})
         if here.get(name) != there.get(name)
     ]
