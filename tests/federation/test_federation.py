@@ -47,13 +47,14 @@ from fednormec.errors import Stopped, UserError, visible
 from fednormec.federation import client as at_client
 from fednormec.federation import keys
 from fednormec.federation.agreement import for_client, for_server, read_federation
-from fednormec.federation.client import answering, own_data
+from fednormec.federation.client import answering, longest_request, own_data
 from fednormec.federation.client_state import Kept, Releases, Store
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.log import Log
 from fednormec.federation.messages import (
     DONE,
     LOST,
+    MOST_SAID,
     MOST_TEXT,
     REFUSED,
     Refused,
@@ -65,6 +66,7 @@ from fednormec.federation.messages import (
     read_reply,
     read_report,
     read_request,
+    request_bytes,
     unpacked,
 )
 from fednormec.federation.provision import add, make, remove, renew, revoke, sign
@@ -256,17 +258,18 @@ def test_another_name_for_the_training_buys_no_more_messages(tmp_path):
         for path in (tmp_path / NAMES[0]).glob("memory-*"):
             path.unlink()
     counted = tmp_path / NAMES[0] / "releases.json"
-    assert json.loads(counted.read_text()) == {network.server.agreed: {"releases": ROUNDS, "pending": ""}}
+    assert json.loads(counted.read_text()) == {network.server.agreed: {"releases": ROUNDS, "still_here": ""}}
     other = Releases(tmp_path / NAMES[0], "another agreement")
     assert (other.count(), other.before()) == (0, ROUNDS)
-    for damaged in ("{", "[]", '{"a": 3}', '{"a": {"releases": -1, "pending": ""}}', '{"a": {"releases": 1}}'):
+    for damaged in ("{", "[]", '{"a": 3}', '{"a": {"releases": -1, "still_here": ""}}', '{"a": {"releases": 1}}'):
         counted.write_text(damaged)
         with pytest.raises(UserError, match="is damaged"):
             network.clients[0](request_for(network, 1, 0))
 
 
+@pytest.mark.parametrize("then", ["the same request", "another request"])
 @pytest.mark.parametrize("killed_in", ["save", "may_leave"])
-def test_a_kill_between_counting_and_leaving_counts_once(tmp_path, monkeypatch, killed_in):
+def test_a_kill_between_counting_and_leaving_counts_once(tmp_path, monkeypatch, killed_in, then):
     """In every round but the last, so that counting twice would refuse that one. A memory that is moved away after the
     answer left does not make the answer count as still here."""
     network = Network(config(privacy=LOCAL | {"randomness": "secure"}), tmp_path)
@@ -277,11 +280,26 @@ def test_a_kill_between_counting_and_leaving_counts_once(tmp_path, monkeypatch, 
             with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
                 patch.setattr(owner, killed_in, lambda *given: 1 / 0)
                 network.clients[0](request)
+        if then == "another request":
+            request = request_for(network, 1, 0, x=number + 0.5)
         assert network.clients[0](request).status == DONE
     assert Releases(tmp_path / NAMES[0], network.server.agreed).count() == ROUNDS
     for path in (tmp_path / NAMES[0]).glob("memory-*"):
         path.unlink()
     assert network.clients[0](request).status == REFUSED
+
+
+def test_two_trainings_do_not_share_one_count_after_a_kill(tmp_path, monkeypatch):
+    """The message that was stored before the kill leaves as well, when its training asks for it again."""
+    asked = config(privacy=LOCAL | {"randomness": "secure"})
+    first, second = Network(asked, tmp_path, "a"), Network(asked, tmp_path, "b")
+    request = request_for(first, 1, 0)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Releases, "may_leave", lambda *given: 1 / 0)
+        first.clients[0](request)
+    for network, asked_for in ((second, request_for(second, 1, 0)), (first, request)):
+        assert network.clients[0](asked_for).message is not None
+    assert Releases(tmp_path / NAMES[0], first.server.agreed).count() == 2
 
 
 def test_as_many_hostile_clients_as_honest_ones_end_no_run(tmp_path):
@@ -758,6 +776,30 @@ def test_a_key_is_revoked_and_another_takes_its_place(tmp_path):
     assert for_server(read_federation(folder), folder).agreed == agreed
     with pytest.raises(UserError, match="unknown client"):
         sign(folder, keys.make_request(tmp_path / "b", "who"))
+
+
+def test_a_new_key_leaves_a_clients_memory_where_it_is(tmp_path):
+    """Also one whose folder is used on this machine; and a key that is asked for from there stays."""
+    folder = make(tmp_path / "fed", ["a", "b"], [5], 3, "localhost:9443", None)
+    home = folder / "clients" / "b"
+    (home / "memory-x.safetensors").write_bytes(b"needed")
+    sign(folder, keys.make_request(home, "b"))
+    assert (home / "client.key").exists()
+    (tmp_path / "b").mkdir()
+    sign(folder, keys.make_request(tmp_path / "b", "b"))
+    assert not (home / "client.key").exists()
+    remove(folder, "b")
+    assert (home / "memory-x.safetensors").read_bytes() == b"needed"
+
+
+@pytest.mark.parametrize("method", ["fed_normec", "scaffold", "centred", "fed_normec_adaptive", "dp_fed_avg_clip"])
+def test_a_client_takes_requests_as_long_as_the_server_makes_them(tmp_path, method):
+    scaling = {"server": {"scaling": True}} if method == "dp_fed_avg_clip" else {}
+    asked = config(method={"name": method}, **scaling)
+    network = Network(asked, tmp_path)
+    next(network.rounds())
+    longest = [len(request_bytes(request)) for request in network.requests[-1].values()]
+    assert max(longest, default=1) <= longest_request(party(asked, 0)) <= max(longest, default=1) + MOST_SAID
 
 
 def test_certificates_are_renewed_for_the_same_keys(tmp_path):

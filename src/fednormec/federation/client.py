@@ -20,7 +20,9 @@ from fednormec.errors import BoundBroken, UserError
 from fednormec.federation.agreement import Federation, encoding, federation_settings
 from fednormec.federation.client_state import Kept, Releases, Store
 from fednormec.federation.messages import (
+    LENGTH,
     LOST,
+    MOST_SAID,
     REFUSED,
     REPORT,
     Refused,
@@ -48,13 +50,11 @@ def client_of(
         folder: where its memory is stored.
         tell: called with what its owner should know.
     """
-    answer = answering(federation, client, folder, tell)
-    like = federation.experiment.algorithm.init(federation.experiment.problem.init(generator(0, "init")))
-    memory = len(like.memory) if federation.experiment.algorithm.reads_memory else 0
+    answer, (like, memory) = answering(federation, client, folder, tell), _model_and_memory(federation)
 
     def train(data: bytes) -> bytes:
         try:
-            reply = answer(read_request(data, len(like.x), memory, like.x.dtype))
+            reply = answer(read_request(data, len(like), memory, like.dtype))
         except Refused as why:
             reply = Reply(0, b"", REFUSED, str(why))
         if reply.status != "done":
@@ -63,7 +63,7 @@ def client_of(
 
     def report(data: bytes) -> bytes:
         try:
-            found = reported(federation, read_request(data, len(like.x), 0, like.x.dtype))
+            found = reported(federation, read_request(data, len(like), 0, like.dtype))
         except Refused as why:
             found = Report(b"", REFUSED, str(why))
         if found.status == REFUSED:
@@ -79,6 +79,19 @@ def client_of(
         return report(data) if kind == REPORT else train(data)
 
     return answered
+
+
+def longest_request(federation: Federation) -> int:
+    """Returns how many bytes a request has, at most."""
+    like, memory = _model_and_memory(federation)
+    return (len(like) + memory) * like.element_size() + LENGTH.size + MOST_SAID
+
+
+def _model_and_memory(federation: Federation) -> tuple[torch.Tensor, int]:
+    """Returns a model, and the number of numbers in the server's memory that come with one in a request."""
+    problem, algorithm, *_ = federation.experiment
+    x = problem.init(generator(0, "init"))
+    return x, len(algorithm.init(x).memory) if algorithm.reads_memory else 0
 
 
 def answering(
@@ -113,14 +126,12 @@ def answering(
                 tell("the method here made a message that is longer than its bound: it was not sent")
                 return _refused(request, "the method here broke its bound")
         if request.sends and not kept.sent:
-            if most is not None and not released.counted(request.digest):
-                if released.count() >= most:
-                    return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
-                released.add(request.digest)
+            if most is not None and not released.reserve(request.run, most):
+                return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
             kept = kept._replace(sent=1)
         if kept is not before:
             store.save(kept)
-        if most is not None:
+        if most is not None and request.sends:
             released.may_leave()
         return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
 

@@ -120,22 +120,24 @@ class Releases:
         """Returns the number of messages under all other agreements."""
         return sum(other.releases for agreed, other in self._load().items() if agreed != self._agreed)
 
-    def counted(self, answer: str) -> bool:
-        """Returns whether the answer to the request with this digest was counted and has not left.
+    def reserve(self, run: str, most: int) -> bool:
+        """Counts one more message, which is on the disk afterwards; returns False if there were `most` already.
 
-        That is so after a kill between the two: the answer is then computed again, and is the one that was counted.
+        A kill can leave a message of this training that was counted and never left. The one that takes its place in the
+        store is not counted again. One of another training is: the store still holds the first, which may yet leave.
         """
-        return self._load().get(self._agreed, NONE).pending == answer
-
-    def add(self, answer: str) -> None:
-        """Counts the answer to the request with this digest, which has not left; it is on the disk afterwards."""
-        self._store(_Released(self.count() + 1, answer))
+        mine = self._load().get(self._agreed, NONE)
+        if mine.still_here != run:
+            if mine.releases >= most:
+                return False
+            self._store(_Released(mine.releases + 1, run))
+        return True
 
     def may_leave(self) -> None:
-        """Notes that the answer that was counted is stored and may leave; that is on the disk afterwards."""
-        found = self._load().get(self._agreed, NONE)
-        if found.pending:
-            self._store(found._replace(pending=""))
+        """Notes that the message that was counted is stored and may leave; that is on the disk afterwards."""
+        mine = self._load().get(self._agreed, NONE)
+        if mine.still_here:
+            self._store(mine._replace(still_here=""))
 
     def _store(self, mine: "_Released") -> None:
         every = self._load() | {self._agreed: mine}
@@ -148,7 +150,8 @@ class Releases:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             every = {str(agreed): _Released(**one) for agreed, one in found.items()}
             if all(
-                type(one.releases) is int and one.releases >= 0 and type(one.pending) is str for one in every.values()
+                type(one.releases) is int and one.releases >= 0 and type(one.still_here) is str
+                for one in every.values()
             ):
                 return every
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -157,10 +160,10 @@ class Releases:
 
 
 class _Released(NamedTuple):
-    """What has left under one agreement: how many messages, and the request whose answer is counted and still here."""
+    """Number of messages that left under one agreement, and the training whose last one is counted and still here."""
 
     releases: int
-    pending: str
+    still_here: str
 
 
 NONE = _Released(0, "")

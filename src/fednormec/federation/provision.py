@@ -23,9 +23,11 @@ from fednormec.federation.keys import (
     SERVER_CERTIFICATE,
     Public,
     certified_hosts,
+    fingerprint,
     make_authority,
     make_request,
     make_server,
+    private_key,
     public_bytes,
     public_key,
     read_request,
@@ -121,7 +123,7 @@ def add(folder: Path, name: str, request: Path | None = None) -> Path:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Takes a client off the roster. That is another federation, as with `add`."""
+    """Takes a client off the roster. That is another federation, as with `add`. What lies in its folder stays."""
     config = read_federation(folder)
     names = list(config["federation"]["clients"])
     known("client in federation.toml", name, names)
@@ -129,7 +131,6 @@ def remove(folder: Path, name: str) -> None:
     for_server(config, folder)  # raises UserError now if nobody is left
     _write_settings(folder, config)
     roster_file(folder, name).unlink(missing_ok=True)
-    shutil.rmtree(folder / CLIENTS / name, ignore_errors=True)
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -150,7 +151,9 @@ def sign(folder: Path, request: Path) -> Path:
     """
     config, (name, key) = read_federation(folder), read_request(request)
     known("client in federation.toml", name, list(config["federation"]["clients"]))
-    shutil.rmtree(folder / CLIENTS / name, ignore_errors=True)
+    old = folder / CLIENTS / name / CLIENT_KEY
+    if old.exists() and fingerprint(private_key(old).public_key()) != fingerprint(key):
+        old.unlink()  # nobody is let in with it any more; a memory that lies beside it stays
     return _hand_over(folder, name, config.get("code", {}), key)
 
 
@@ -207,7 +210,7 @@ def _hand_over(folder: Path, name: str, code: Section, key: Public | None = None
     wire later.
     """
     client = folder / CLIENTS / name
-    client.mkdir(parents=True, mode=0o700)
+    client.mkdir(parents=True, mode=0o700, exist_ok=True)
     if key is None:
         request = make_request(client, name)
         _, key = read_request(request)

@@ -19,7 +19,7 @@ from fednormec.federation.agreement import (
     read_federation,
     split_address,
 )
-from fednormec.federation.client import client_of, own_data
+from fednormec.federation.client import client_of, longest_request, own_data
 from fednormec.federation.client_state import Releases
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.https import Listen
@@ -182,7 +182,7 @@ def _joined(
     try:
         client = list(federation.settings.clients).index(name)
         answer = client_of(federation, client, folder, log.warn)
-        most = 2 * 8 * federation.experiment.problem.dim + MOST_SAID
+        most = longest_request(federation)
         take_part(Server(where, secured), Taking(federation.agreed, federation.terms, answer, most, stop, log))
     finally:
         lock.close()
