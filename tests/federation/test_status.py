@@ -1,5 +1,6 @@
 """What an operator sees of a training: a page, JSON, numbers for Prometheus, a table on a terminal, lines of a log."""
 
+import hashlib
 import html
 import http.client
 import io
@@ -23,10 +24,11 @@ from processes import until
 from fednormec.config.schema import dump
 from fednormec.errors import UserError
 from fednormec.federation.agreement import for_server, read_federation
+from fednormec.federation.joining import Joining, join
 from fednormec.federation.log import INFO, LINES, Log
 from fednormec.federation.messages import LOST, REFUSED
 from fednormec.federation.provision import make
-from fednormec.federation.sessions import RUN, Serving, join, serve
+from fednormec.federation.sessions import RUN, Serving, serve
 from fednormec.federation.status import Board, ask, from_folder, showing, status_address, status_file
 from fednormec.federation.status_forms import metrics, page, text
 from fednormec.federation.transport import ClientStatus
@@ -98,8 +100,11 @@ class Running:
         clients = [(self.folder / "clients" / name, str(folder / f"{name}.npz")) for name in NAMES[:2]]
         until(lambda: ask(self.folder / RUN))
         self.before = json.loads(fetched(self.port, "/status.json")[1])
-        logs = dict(log_file=folder / "join.log", log_json=True)
-        self.threads = [self._start(lambda to=to, of=of: join(to, of, lambda: False, **logs)) for to, of in clients]
+        how_to = [
+            (to, Joining(of, keep_model=folder / f"{to.name}.safetensors", log_file=folder / "join.log", log_json=True))
+            for to, of in clients
+        ]
+        self.threads = [self._start(lambda to=to, how=how: join(to, how, lambda: False)) for to, how in how_to]
 
     def _start(self, work: Callable[[], object]) -> threading.Thread:
         def guarded() -> None:
@@ -165,10 +170,19 @@ def test_a_training_can_be_watched_from_its_first_client_to_its_end(tmp_path: Pa
         assert shown.code == 0 and "no server" not in shown.err
         assert "rounds     2 of 4" in shown.out and re.search(r"^north +here ", shown.out, re.M)
         assert json.loads(fednormec_("federation", "status", running.folder, "--json").out)["rounds"]["done"] == 2
+        west = ("federation", "join", running.folder / "clients" / "west", "--data", tmp_path / "west.npz", "--check")
+        checked = fednormec_(*west)
+        assert checked.code == 0 and "ok    server       localhost:" in checked.out
+        assert "would take this client; the clocks agree" in checked.out
+        busy = fednormec_("federation", "serve", running.folder, "--check")
+        assert busy.code == 2 and "wrong port         nothing can listen on 127.0.0.1:" in busy.out
     finally:
         running.end()
     assert not running.failed
     assert not status_file(running.folder / RUN).exists()
+
+    trained = (running.folder / RUN / "model.safetensors").read_bytes()
+    assert [(tmp_path / f"{name}.safetensors").read_bytes() for name in NAMES[:2]] == [trained, trained]
 
     lines = (tmp_path / "serve.log").read_text().splitlines()
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) [^ ].*[^.]", line) for line in lines)
@@ -176,7 +190,10 @@ def test_a_training_can_be_watched_from_its_first_client_to_its_end(tmp_path: Pa
     assert lines[-1].endswith("INFO the training is over after 4 rounds (done)")
     joined = [json.loads(line) for line in (tmp_path / "join.log").read_text().splitlines()]
     assert all(set(line) == {"time", "level", "message"} for line in joined)
-    assert f"connected to localhost:{read_port(running.folder)}" in [line["message"] for line in joined]
+    said = [line["message"] for line in joined]
+    assert f"connected to localhost:{read_port(running.folder)}" in said
+    assert any(line.endswith(f"the trained model, sha256 {hashlib.sha256(trained).hexdigest()}") for line in said)
+    assert not any("west" in line for line in lines)  # which only asked
 
     over = fednormec_("federation", "status", running.folder)
     assert "no server shows its status" in over.err

@@ -25,6 +25,7 @@ from fednormec.errors import UserError
 from fednormec.federation import https, keys, node, transport
 from fednormec.federation.agreement import for_client, for_server
 from fednormec.federation.client import answering, client_of
+from fednormec.federation.ending import ending
 from fednormec.federation.https import Listen
 from fednormec.federation.messages import DONE, REPORT, Request, read_reply, read_request, request_bytes
 from fednormec.federation.node import Server, Taking, take_part
@@ -188,7 +189,7 @@ def test_the_wire_carries_requests_and_answers(tmp_path):
                 read_request(found.request(1), DIM, 0, torch.float64)
             )
             assert torch.equal(read_reply(data, DIM, torch.float64).message, direct.message)
-        found.link.finish()
+        found.link.finish(ending(tmp_path / "none"))
         for thread in found.threads:
             thread.join(20)
             assert not thread.is_alive()
@@ -625,7 +626,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_one_that_restarts_is_joine
             assert list(found.link.ask({0: found.request(1)}, math.inf)) == [0]
     with second.link.listening(Listen("127.0.0.1", second.port, keys.for_serving(folder))):
         until(lambda: second.link.here() == {0})
-        second.link.finish()
+        second.link.finish(ending(tmp_path / "none"))
         thread.join(30)
     assert not thread.is_alive()
 

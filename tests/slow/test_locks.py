@@ -13,7 +13,8 @@ from command import sentence
 
 from fednormec import files
 from fednormec.errors import UserError
-from fednormec.federation.sessions import Serving, join, serve
+from fednormec.federation.joining import Joining, join
+from fednormec.federation.sessions import Serving, serve
 from fednormec.files import NO_LOCKS, Lines, Lock, sync_folder
 
 ABSENT = """
@@ -124,7 +125,10 @@ def test_files_that_lock_are_not_made(tmp_path: Path, monkeypatch: pytest.Monkey
     for make in (lambda: Lines(tmp_path / "lines", new=True), lambda: Lock(tmp_path / "folder" / "lock")):
         with pytest.raises(UserError, match="Linux, macOS or WSL"):
             make()
-    for take_part in (lambda: serve(tmp_path, Serving(), lambda: False), lambda: join(tmp_path, "data", lambda: False)):
+    for take_part in (
+        lambda: serve(tmp_path, Serving(), lambda: False),
+        lambda: join(tmp_path, Joining("data"), lambda: False),
+    ):
         with pytest.raises(UserError, match="Linux, macOS or WSL"):
             take_part()
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from fednormec.cli.help import Command, Group
 from fednormec.cli.options import AsJson, Quiet
 from fednormec.cli.printing import print_end, tell
 from fednormec.errors import Stopped, UserError, note, visible
+
+if TYPE_CHECKING:
+    from fednormec.federation.checking import Finding
 
 HELP = """Train with clients that are other people's machines. HTTPS is the transport.
 
@@ -29,6 +32,7 @@ NotPrivate = Annotated[
 LogFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also add every note to this file, with time and level.")
 ]
+Check = Annotated[bool, typer.Option("--check", help="Try what it needs, print what is wrong, and start nothing.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="A JSON object for each line of --log-file.")]
 
 
@@ -263,6 +267,7 @@ Examples:
   fednormec federation serve fed --status 127.0.0.1:8080     a page about it, for a browser on this machine
   fednormec federation serve fed --log-file serve.log        who came, went and was refused, and when
   fednormec federation serve fed --forget-memories           go on, all clients' and the server's memories at zero
+  fednormec federation serve fed --check                     try ports, certificates, disk and settings; start nothing
 """
 
 
@@ -284,6 +289,7 @@ def serve(
     ] = None,
     log_file: LogFile = None,
     log_json: LogJson = False,
+    check: Check = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout at the end, for scripts.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -297,6 +303,11 @@ def serve(
         None if out is None else Path(out), host, port, wait_for, not_private, forget_memories, quiet, status,
         None if log_file is None else Path(log_file), log_json,
     )  # fmt: skip
+    if check:
+        from fednormec.federation.checking import check_server
+
+        print_findings(check_server(Path(folder), how))
+        return
     with asked_to_stop(STOPPING) as stop:
         summary = with_report(train(Path(folder), how, stop))
     print_end(summary, as_json)
@@ -342,6 +353,9 @@ Data are a .npz file with x and y; a table (.csv, .parquet) or a folder of image
 federation.toml says; or a function that returns x and y: module:function or file.py:function. The same command goes on
 after a crash: the memory is in DIR.
 
+--explain says what would happen, for you to read before you take part: what leaves this machine, what is promised,
+which code runs. --check tries data, certificate, disk and server.
+
 \b
 Examples:
   fednormec federation join client-1 --data mine.npz
@@ -349,6 +363,9 @@ Examples:
   fednormec federation join client-1 --data load.py:examples
   fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
   fednormec federation join client-1 --data mine.npz --log-file join.log
+  fednormec federation join client-1 --data mine.npz --keep-model model.safetensors
+  fednormec federation join client-1 --data mine.npz --explain
+  fednormec federation join client-1 --data mine.npz --check
 """
 
 
@@ -358,17 +375,40 @@ def join(
     data: Annotated[str, typer.Option(help="A .npz file, a table, images, or file.py:function.")],
     name: Annotated[str | None, typer.Option(help="The client's name.", show_default="DIR's")] = None,
     address: Annotated[str | None, typer.Option(help="Where the server is.", show_default="by the settings")] = None,
+    keep_model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where to store the trained model at the end.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what would happen, and connect to nobody.")] = False,
+    check: Check = False,
     not_private: NotPrivate = False,
     log_file: LogFile = None,
     log_json: LogJson = False,
 ) -> None:
     require_h11()
-    from fednormec.federation.sessions import join as take_part
+    from fednormec.federation import joining
     from fednormec.runs.interrupts import asked_to_stop
 
+    kept, file = (None if given is None else Path(given) for given in (keep_model, log_file))
+    how = joining.Joining(data, name, address, not_private, kept, file, log_json)
+    if explain:
+        print(joining.explain(Path(folder), how))
+    if check:
+        from fednormec.federation.checking import check_client
+
+        print_findings(check_client(Path(folder), how))
+    if explain or check:
+        return
     with asked_to_stop("stopping.") as stop:
-        file = None if log_file is None else Path(log_file)
-        take_part(Path(folder), data, stop, name, address, not_private, file, log_json)
+        joining.join(Path(folder), how, stop)
         if stop():
             raise Stopped("stopped; the same command takes part again.")
     print("the training has come to its end.")
+
+
+def print_findings(findings: "list[Finding]") -> None:
+    """Print what was found; raises UserError if something would not work."""
+    for one in findings:
+        print(visible(one.line))
+    wrong = sum(one.level == "wrong" for one in findings)
+    if wrong:
+        raise UserError(f"{wrong} of {len(findings)} checks failed: it would not work.")

@@ -94,6 +94,14 @@ def _model_and_memory(federation: Federation) -> tuple[torch.Tensor, int]:
     return x, len(algorithm.init(x).memory) if algorithm.reads_memory else 0
 
 
+def stores_of(federation: Federation, folder: Path) -> Callable[[str], Store]:
+    """Returns a function that gives the store of a client's memory in the training of a name."""
+    problem, algorithm, *_ = federation.experiment
+    x = problem.init(generator(0, "init"))
+    width, size = algorithm.memory_slots * len(x), algorithm.message_width(len(x))
+    return lambda run: Store(folder, run, width, size, x.dtype)
+
+
 def answering(
     federation: Federation, client: int, folder: Path, tell: Callable[[str], None] = lambda said: None
 ) -> Answer:
@@ -102,19 +110,17 @@ def answering(
     A request is computed once: asked again, it gets the same answer. If the answer of a round did not count, the next
     request is computed from the memory before it. `tell` hears what is for the client's owner alone.
     """
-    algorithm, plan = federation.experiment.algorithm, federation.plan
-    x = federation.experiment.problem.init(generator(0, "init"))
-    width, size = algorithm.memory_slots * len(x), algorithm.message_width(len(x))
+    plan = federation.plan
     local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
     most = None if plan is None or local is None else plan.rounds_before + plan.rounds
-    released = Releases(folder, federation.agreed)
+    released, store_of = Releases(folder, federation.agreed), stores_of(federation, folder)
 
     def answer(request: Request) -> Reply:
         if request.agreed != federation.agreed:
             return _refused(request, "the server has other settings than the federation.toml here")
         if not (request.run.isalnum() and request.run.isascii() and len(request.run) <= 64 and request.round):
             return _refused(request, "no training is called that, or has such a round")
-        store = Store(folder, request.run, width, size, x.dtype)
+        store = store_of(request.run)
         before = kept = store.load()
         if (kept.round, kept.digest) != (request.round, request.digest):
             rows = kept.after(request.base)

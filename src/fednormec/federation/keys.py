@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -157,6 +157,17 @@ def validity(path: Path) -> Validity:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} holds no certificate that can be used: {error}.") from error
     return Validity(found.not_valid_before_utc, found.not_valid_after_utc)
+
+
+def require_signed(path: Path, authority: Path) -> None:
+    """Raises UserError if the certificate in a file was signed by another authority than the one in the other file."""
+    try:
+        found, root = (x509.load_pem_x509_certificate(file.read_bytes()) for file in (path, authority))
+        found.verify_directly_issued_by(root)
+    except (OSError, ValueError, TypeError, InvalidSignature) as error:
+        raise UserError(
+            f"{path} was not signed by the authority in {authority}: is it of another federation?"
+        ) from error
 
 
 def certified_hosts(path: Path) -> list[str]:

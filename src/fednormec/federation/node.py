@@ -9,6 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fednormec.errors import UserError, visible
@@ -40,9 +41,10 @@ class Taking(NamedTuple):
         agreed: digest of what all must agree on.
         terms: what that is, by name.
         answer: computes the bytes of an answer from those of a request.
-        most: bytes of a request, at most.
+        most: bytes of a request, or of what is said at the end, at most.
         stop: asked whether to stop.
         tell: called with what the client's owner should know.
+        end: called with what the server says at the end.
     """
 
     agreed: str
@@ -51,6 +53,7 @@ class Taking(NamedTuple):
     most: int
     stop: Callable[[], bool]
     tell: Callable[[str], None]
+    end: Callable[[bytes], None] = lambda said: None
 
 
 class _Answered(NamedTuple):
@@ -109,6 +112,35 @@ def take_part(server: Server, mine: Taking) -> bool:
     return False
 
 
+def ask_once(server: Server, agreed: str, terms: Mapping[str, Any]) -> float:
+    """Asks the server whether it would take this client, without taking part; returns by how much its clock is ahead.
+
+    Raises UserError if nobody answers, or if the server would not take it.
+    """
+    try:
+        connection = _connected(server)
+        try:
+            begun = time.time()
+            found = _post(connection, "/check", {}, json.dumps({"agreed": agreed, "terms": terms}).encode(), MOST_SAID)
+            ended = time.time()
+        finally:
+            connection.close()
+        if found.status == 200:
+            return float(json.loads(found.body)["time"]) - (begun + ended) / 2
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(_not_believed(server.address, error)) from error
+    except ENDED as error:
+        raise UserError(_not_let_in(server.address, error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"nobody answers at {server.address} ({error}): is `fednormec federation serve` running there, "
+                        "and can this machine reach it?") from error  # fmt: skip
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{server.address} is no server of a federation.") from None
+    raise UserError(
+        f"{server.address} would not take this client: {visible(found.body.decode(errors='replace'), 500)}."
+    )
+
+
 class _InUse(Exception):
     """Another process takes part with this identity."""
 
@@ -159,6 +191,9 @@ def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -
         except Refused:
             over = False
         if over:
+            with suppress(OSError, http.client.HTTPException):
+                _post(connection, "/leave", {"session": session}, b"", MOST_SAID)
+            mine.end(found.body)
             return True
         begun = time.monotonic()
         answer = mine.answer(found.body)

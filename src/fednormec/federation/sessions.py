@@ -1,4 +1,4 @@
-"""Sessions of a federation: `serve` trains with whoever connects, `join` takes part with one's own data."""
+"""Session of the server: `serve` trains with the clients that connect."""
 
 import json
 import secrets
@@ -11,27 +11,12 @@ from typing import Any, NamedTuple
 from fednormec.config.schema import read
 from fednormec.core.randomness import generator
 from fednormec.errors import Stopped, UserError
-from fednormec.federation.agreement import (
-    Federation,
-    for_client,
-    for_server,
-    is_loopback,
-    read_federation,
-    split_address,
-)
-from fednormec.federation.client import client_of, longest_request, own_data
-from fednormec.federation.client_state import Releases
-from fednormec.federation.disclosure import besides, promise
+from fednormec.federation.agreement import Federation, for_server, is_loopback, read_federation, split_address
+from fednormec.federation.disclosure import besides
+from fednormec.federation.ending import ending
 from fednormec.federation.https import Listen
-from fednormec.federation.keys import (
-    CLIENT_CERTIFICATE,
-    SERVER_CERTIFICATE,
-    fingerprint,
-    for_joining,
-    for_serving,
-    public_key,
-    validity,
-)
+from fednormec.federation.joining import require_consent, require_valid
+from fednormec.federation.keys import SERVER_CERTIFICATE, fingerprint, for_serving, public_key
 from fednormec.federation.log import INFO, Log
 from fednormec.federation.messages import (
     MOST_SAID,
@@ -43,14 +28,14 @@ from fednormec.federation.messages import (
     read_reply,
     request_bytes,
 )
-from fednormec.federation.node import Server, Taking, take_part
 from fednormec.federation.provision import roster_file
 from fednormec.federation.reports import Reporting, as_report
 from fednormec.federation.status import OVER, TRAINING, Board, showing, status_address
 from fednormec.federation.transport import Link
 from fednormec.federation.wire import Wire
-from fednormec.files import Lines, replace_text, require_locks, to_json
+from fednormec.files import replace_text, require_locks, to_json
 from fednormec.privacy.mechanism import Plan
+from fednormec.runs.folder import MODEL
 from fednormec.runs.records import finished
 from fednormec.runs.runner import Site, go_on, perform
 
@@ -123,99 +108,14 @@ def _served(folder: Path, how: Serving, stop: Callable[[], bool], log: Log) -> d
         board.state = TRAINING
         summary = _trained(folder, out, how, stop, federation, plan, link, log, board)
         board.state = OVER
-        link.finish()
+        link.finish(ending(out / MODEL))
     return summary
-
-
-def join(
-    folder: Path,
-    data: str,
-    stop: Callable[[], bool],
-    name: str | None = None,
-    address: str | None = None,
-    not_private: bool = False,
-    log_file: Path | None = None,
-    log_json: bool = False,
-) -> None:
-    """Takes part in a federation as the client whose folder this is, with one's own data.
-
-    Args:
-        folder: the client's folder.
-        data: where the data are, as in `own_data`.
-        stop: asked whether to stop.
-        name: name of the client; by default the folder's.
-        address: where the server is; by default what federation.toml says.
-        not_private: whether to take part though clients are not protected.
-        log_file: file to which all notes are added; by default none.
-        log_json: whether its lines are JSON.
-    """
-    with Log(log_file, log_json) as log:
-        _joined(folder, data, stop, name, address, not_private, log)
-
-
-def _joined(
-    folder: Path,
-    data: str,
-    stop: Callable[[], bool],
-    name: str | None,
-    address: str | None,
-    not_private: bool,
-    log: Log,
-) -> None:
-    require_locks()
-    name = name or folder.resolve().name
-    config = read_federation(folder)
-    federation = for_client(config, name, own_data(data, config), folder)
-    plan = federation.plan
-    require_consent(plan, not_private)
-    where = address or federation.settings.address
-    split_address(where)
-    _require_valid(
-        folder / CLIENT_CERTIFICATE, "this client's certificate", "ask the server's operator for a new one", log
-    )
-    secured = for_joining(folder)
-    log(promise(plan, federation.settings.share if federation.settings.report else None))
-    earlier = Releases(folder, federation.agreed).before()
-    if earlier:
-        log.warn(f"{earlier:,} messages have left this client under other agreements: what they cost comes on top")
-    lock = Lines(folder / "lock", new=not (folder / "lock").exists())
-    try:
-        client = list(federation.settings.clients).index(name)
-        answer = client_of(federation, client, folder, log.warn)
-        most = longest_request(federation)
-        take_part(Server(where, secured), Taking(federation.agreed, federation.terms, answer, most, stop, log))
-    finally:
-        lock.close()
-
-
-def require_consent(plan: Plan | None, not_private: bool) -> None:
-    """Raises UserError if the plan protects nobody, unless `not_private` says that this is wanted."""
-    if not_private:
-        return
-    if plan is None:
-        raise UserError("federation.toml has no [privacy]: the server would see every client's exact messages. Give "
-                        "--not-private if that is what all agreed on.")  # fmt: skip
-    if plan.total_norm:
-        raise UserError("federation.toml has noise by total norm, which protects nobody: set privacy.noise_scale = "
-                        "'per_coordinate', or give --not-private to try things out.")  # fmt: skip
-    if not plan.mechanism.secure:
-        raise UserError("federation.toml has seeded noise, which whoever knows the seed can take off again: set "
-                        "privacy.randomness = 'secure', or give --not-private to try things out.")  # fmt: skip
 
 
 def roster(folder: Path, names: Sequence[str]) -> list[bytes | None]:
     """Returns by what each client is known, None for one whose key was revoked."""
     files = [roster_file(folder, name) for name in names]
     return [fingerprint(public_key(file)) if file.exists() else None for file in files]
-
-
-def _require_valid(path: Path, whose: str, remedy: str, log: Log) -> None:
-    """Raises UserError if a certificate does not hold now, by the clock here; says so if it soon will not."""
-    wrong, soon = validity(path).trouble(whose, remedy)
-    if wrong is not None:
-        raise UserError(f"{wrong}.")
-    if soon is not None:
-        log.warn(soon)
 
 
 def _trained(
@@ -305,14 +205,19 @@ def _await(
         time.sleep(0.05)
 
 
-def _where(folder: Path, how: Serving, address: str, log: Log) -> Listen:
+def listens_on(how: Serving, address: str) -> tuple[str, int]:
+    """Returns host and port that `serve` listens on, for clients that look for it at this address."""
     named, port = split_address(address)
     loopback = "127.0.0.1" if named == "localhost" else named
-    host = how.host or (loopback if is_loopback(named) else "0.0.0.0")
     port = port if how.port is None else how.port
     if not 0 < port < 65536:
         raise UserError(f"--port must be from 1 to 65535, not {port}.")
-    _require_valid(
+    return how.host or (loopback if is_loopback(named) else "0.0.0.0"), port
+
+
+def _where(folder: Path, how: Serving, address: str, log: Log) -> Listen:
+    host, port = listens_on(how, address)
+    require_valid(
         folder / SERVER_CERTIFICATE, "the server's certificate", "fednormec federation renew makes a new one", log
     )
     return Listen(host, port, for_serving(folder))

@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 from fednormec.errors import UserError, visible
-from fednormec.federation.https import JSON, TEXT, Answer, Call, Listen, listening
+from fednormec.federation.https import GRACE, JSON, SLOWEST, TEXT, Answer, Call, Listen, listening
 from fednormec.federation.keys import fingerprint
-from fednormec.federation.messages import OVER, framed
 
 POLL = 10.0  # seconds that a question for work waits for an answer
 SILENCE = 15.0  # seconds without a sign of a client after which it is gone
@@ -189,10 +188,10 @@ class Link:
         patience = max(min(deadline, LEAST_PATIENCE), deadline * 0.5 ** self._seats[client].missed)
         return self._now - begun < patience and (one.fetched or self._is_here(client))
 
-    def finish(self, patience: float = 10.0) -> None:
-        """Tells all who are here that the training is over, and returns when they have heard it."""
+    def finish(self, said: bytes) -> None:
+        """Tells all who are here that the training is over, and returns when they have heard it, or are too slow."""
         with self._changed:
-            self._over, end = framed({"kind": OVER}), self._now + patience
+            self._over, end = said, self._now + GRACE + len(said) / SLOWEST
             for client in range(len(self._seats)):
                 self._wake(client)
             while any(map(self._is_here, range(len(self._seats)))) and self._now < end:
@@ -265,6 +264,8 @@ class Link:
             return _said(404, "not found")
         if call.path == "/join":
             return self._join(client, call, await call.body(TERMS))
+        if call.path == "/check":
+            return self._check(await call.body(TERMS))
         if call.path not in ("/next", "/answer", "/leave"):
             return _said(404, "not found")
         with self._changed:
@@ -297,6 +298,17 @@ class Link:
         seat.session, seat.told_here = None, False
         seat.connections.clear()
         self._changed.notify_all()
+
+    def _check(self, body: bytes) -> Answer:
+        """Says whether a client with these settings would be let in, and what the clock here shows."""
+        try:
+            given = json.loads(body)
+            agreed, terms = given["agreed"], dict(given["terms"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return _said(400, "this is not how a client asks")
+        if agreed != self._agreed:
+            return _said(409, f"its settings differ from those here: {differences(self._terms, terms)}")
+        return Answer(200, json.dumps({"time": time.time()}).encode(), JSON)
 
     def _join(self, client: int, call: Call, body: bytes) -> Answer:
         try:
@@ -361,8 +373,7 @@ class Link:
 
     def _work(self, client: int) -> Answer | None:
         seat = self._seats[client]
-        if self._over is not None:
-            self._leave(client)
+        if self._over is not None:  # who has heard it leaves
             return Answer(200, self._over)
         if seat.asked is None or seat.asked.fetched:
             return None

@@ -1,0 +1,186 @@
+"""Session of a client: `join` takes part in a federation with one's own data; `explain` says what that means."""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fednormec.data import Examples
+from fednormec.errors import UserError, visible
+from fednormec.federation.agreement import Federation, for_client, read_federation, split_address
+from fednormec.federation.client import client_of, longest_request, own_data
+from fednormec.federation.client_state import Releases
+from fednormec.federation.disclosure import besides, promise
+from fednormec.federation.ending import keep, longest_ending, require_new_file
+from fednormec.federation.keys import CLIENT_CERTIFICATE, for_joining, validity
+from fednormec.federation.log import Log
+from fednormec.federation.node import Server, Taking, take_part
+from fednormec.files import Lines, require_locks
+from fednormec.privacy.mechanism import Plan
+
+
+class Joining(NamedTuple):
+    """Options of `join`.
+
+    Attributes:
+        data: where the data are, as in `own_data`.
+        name: name of the client; by default the folder's.
+        address: where the server is; by default what federation.toml says.
+        not_private: whether to take part though clients are not protected.
+        keep_model: file in which the trained model is stored at the end; by default nowhere.
+        log_file: file to which all notes are added; by default none.
+        log_json: whether its lines are JSON.
+    """
+
+    data: str
+    name: str | None = None
+    address: str | None = None
+    not_private: bool = False
+    keep_model: Path | None = None
+    log_file: Path | None = None
+    log_json: bool = False
+
+
+class Member(NamedTuple):
+    """Client that could connect: its settings and its data were read and fit together.
+
+    Attributes:
+        name: its name.
+        own: its examples.
+        federation: the federation as it knows it.
+        address: where the server is.
+    """
+
+    name: str
+    own: Examples
+    federation: Federation
+    address: str
+
+    @property
+    def number(self) -> int:
+        """Number of the client."""
+        return list(self.federation.settings.clients).index(self.name)
+
+    @property
+    def promise(self) -> str:
+        """Promise to this client, in words."""
+        settings = self.federation.settings
+        return promise(self.federation.plan, settings.share if settings.report else None)
+
+
+def member(folder: Path, how: Joining) -> Member:
+    """Returns the client whose folder this is; raises UserError if anything that is on this machine does not fit."""
+    name, config = how.name or folder.resolve().name, read_federation(folder)
+    own = own_data(how.data, config)
+    federation = for_client(config, name, own, folder)
+    address = how.address or federation.settings.address
+    split_address(address)
+    if how.keep_model is not None:
+        require_new_file(how.keep_model)
+    return Member(name, own, federation, address)
+
+
+def join(folder: Path, how: Joining, stop: Callable[[], bool]) -> None:
+    """Takes part in a federation as the client whose folder this is, until it is over or `stop` says so."""
+    with Log(how.log_file, how.log_json) as log:
+        require_locks()
+        mine = member(folder, how)
+        require_consent(mine.federation.plan, how.not_private)
+        require_valid(
+            folder / CLIENT_CERTIFICATE, "this client's certificate", "ask the server's operator for a new one", log
+        )
+        secured = for_joining(folder)
+        log(mine.promise)
+        earlier = Releases(folder, mine.federation.agreed).before()
+        if earlier:
+            log.warn(f"{earlier:,} messages have left this client under other agreements: what they cost comes on top")
+        lock = Lines(folder / "lock", new=not (folder / "lock").exists())
+        try:
+            take_part(Server(mine.address, secured), _taking(folder, how, mine, stop, log))
+        finally:
+            lock.close()
+
+
+def _taking(folder: Path, how: Joining, mine: Member, stop: Callable[[], bool], log: Log) -> Taking:
+    federation = mine.federation
+
+    def end(said: bytes) -> None:
+        if how.keep_model is not None:
+            log(keep(how.keep_model, said, federation))
+
+    answer = client_of(federation, mine.number, folder, log.warn)
+    most = max(longest_request(federation), longest_ending(federation))
+    return Taking(federation.agreed, federation.terms, answer, most, stop, log, end)
+
+
+def explain(folder: Path, how: Joining) -> str:
+    """Returns what `join` would do, for a person to read before it connects: nothing is sent."""
+    mine = member(folder, how)
+    clients, me = mine.federation.settings.clients, visible(mine.name)
+    rows = [
+        textwrap.fill(visible(text), 100, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+        for name, text in _explained(folder, how, mine)
+    ]
+    terms = [visible(f"  {key} = {value}") for key, value in sorted(mine.federation.terms.items())]
+    others = ", ".join(map(visible, clients))
+    return "\n".join([
+        f"{me} would take part in a federation of {len(clients)} clients ({others}).", *rows,
+        "The settings that all agree on:", *terms, "Nothing was connected, nothing was sent.",
+    ])  # fmt: skip
+
+
+def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, str]]:
+    federation, settings, plan = mine.federation, mine.federation.settings, mine.federation.plan
+    algorithm, problem, run = federation.experiment.algorithm, federation.experiment.problem, federation.experiment.run
+    yield "connects to", f"{mine.address}, by HTTPS, if it shows a certificate of this federation; to nobody else"
+    shape = " x ".join(map(str, mine.own.x.shape[1:])) or "one text"
+    held = f", of which {settings.share:.0%} are held out to report on" if settings.report else ""
+    yield "data", f"{how.data}: {len(mine.own):,} examples ({shape} each){held}. They stay on this machine"
+    size = algorithm.message_width(problem.dim)
+    yield "computes", (f"in up to {run.rounds} rounds, from the server's model of {problem.dim:,} numbers, by "
+                       f"{algorithm.name}; with the program on this machine: the server sends no code")  # fmt: skip
+    yield "sends", f"one message for each request, {size:,} numbers; {_noise(plan)}"
+    yield "promise", mine.promise
+    yield from () if plan is None else besides(plan.mechanism, settings.report)
+    for file, digest in federation.experiment.config.get("code", {}).items():
+        yield "code", f"{file}, sha256 {digest}: part of what all agreed on; read it"
+    kept = "" if how.keep_model is None else f"; at the end the trained model in {how.keep_model}"
+    yield "writes", f"its memory of the training and the number of its messages in {folder} (private){kept}"
+    sent = Releases(folder, federation.agreed)
+    if plan is not None and plan.mechanism.trust == "local":
+        most = plan.rounds_before + plan.rounds
+        yield "has sent", f"{sent.count():,} of at most {most:,} messages; {sent.before():,} under other agreements"
+    yield "agreement", federation.agreed
+
+
+def _noise(plan: Plan | None) -> str:
+    if plan is None:
+        return "exact, without noise"
+    m = plan.mechanism
+    said = f"Gaussian noise of std {m.noise_std * m.radius:.3g} in every number"
+    who = "it adds" if m.trust == "local" else "the server, which sees the exact message, adds to the sum"
+    return f"before noise it is no longer than {m.radius:.3g}; {who} {said}"
+
+
+def require_consent(plan: Plan | None, not_private: bool) -> None:
+    """Raises UserError if the plan protects nobody, unless `not_private` says that this is wanted."""
+    if not_private:
+        return
+    if plan is None:
+        raise UserError("federation.toml has no [privacy]: the server would see every client's exact messages. Give "
+                        "--not-private if that is what all agreed on.")  # fmt: skip
+    if plan.total_norm:
+        raise UserError("federation.toml has noise by total norm, which protects nobody: set privacy.noise_scale = "
+                        "'per_coordinate', or give --not-private to try things out.")  # fmt: skip
+    if not plan.mechanism.secure:
+        raise UserError("federation.toml has seeded noise, which whoever knows the seed can take off again: set "
+                        "privacy.randomness = 'secure', or give --not-private to try things out.")  # fmt: skip
+
+
+def require_valid(path: Path, whose: str, remedy: str, log: Log) -> None:
+    """Raises UserError if a certificate does not hold now, by the clock here; says so if it soon will not."""
+    wrong, soon = validity(path).trouble(whose, remedy)
+    if wrong is not None:
+        raise UserError(f"{wrong}.")
+    if soon is not None:
+        log.warn(soon)
