@@ -55,6 +55,7 @@ Examples:
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
   fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
   fednormec federation init fed reviews.toml --clients 5                  with data.inputs = "texts"
+  fednormec federation init fed my.toml --clients 5 --inputs 64 --with systemd,docker
 
 With report = true in its [federation], clients hold out a share of their examples (held_out) and tell the server how
 good the model is on them: not private.
@@ -79,10 +80,14 @@ def init(
     tokens: Annotated[bool, typer.Option("--tokens", help='As data.inputs = "tokens" in CONFIG.')] = False,
     texts: Annotated[bool, typer.Option("--texts", help='As data.inputs = "texts" in CONFIG.')] = False,
     address: Annotated[str, typer.Option(help="Where clients find the server.")] = "localhost:9443",
+    services: Annotated[
+        str | None, typer.Option("--with", metavar="KINDS", help="Also write files for systemd, docker, or both.")
+    ] = None,
 ) -> None:
     require_h11()
     from fednormec.config.schema import read
     from fednormec.federation.agreement import for_server, read_federation
+    from fednormec.federation.deploying import require_kinds, write_services
     from fednormec.federation.provision import CLIENTS, make
     from fednormec.privacy.outlook import notes
 
@@ -94,10 +99,14 @@ def init(
         raise UserError("inputs that are texts have no shape: leave --inputs out.")
     shape = [] if texts else _shape("--inputs", "64" if inputs is None else inputs)
     target = _shape("--targets", targets) if targets else []
+    kinds = services.split(",") if services else []
+    require_kinds(kinds)
     made = make(Path(folder), names, shape, classes, address, begun, target, tokens, texts)
     print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
+    for file in write_services(made, kinds)[: len(kinds)]:
+        print(visible(f"{file}: runs the server as a service; each client's folder has one of its own"))
     tell(notes(for_server(read_federation(made), made).plan))
 
 
