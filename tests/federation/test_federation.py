@@ -41,6 +41,7 @@ from hypothesis import strategies as st
 import fednormec as fn
 from fednormec.algorithms.methods import METHODS
 from fednormec.algorithms.optimizers import OPTIMIZERS
+from fednormec.config.schema import dump
 from fednormec.data import Examples
 from fednormec.engine.round import Round, record
 from fednormec.errors import Stopped, UserError, visible
@@ -878,7 +879,7 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
     assert "fed/clients/north: for north" in made.out
     np.savez(tmp_path / "own.npz", x=data()[0][0], y=data()[0][1])
     for arguments, said in (
-        (("init", "fed"), "is not empty"),
+        (("init", "fed", "--not-private"), "is not empty"),
         (("init", "other", "--inputs", "a"), "--inputs takes whole numbers"),
         (("init", "other", "--inputs", "99999999999", "--classes", "3"), "one example would take"),
         (("init", "other", "--clients", "a b"), "letters, digits"),
@@ -898,7 +899,11 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
 
 
 def test_init_says_what_can_be_learnt(fednormec_: Command, tmp_path):
-    few = fednormec_("federation", "init", "few", "--clients", "3", "--inputs", "20", "--classes", "2")
+    asked = {"method": {"name": "fed_normec"}, "privacy": {"epsilon": 8.0, "trust": "local"}, "run": {"rounds": 60}}
+    (tmp_path / "few.toml").write_text(
+        dump({"model": {"name": "linear"}, "local": {"name": "gd", "step": 0.5}} | asked)
+    )
+    few = fednormec_("federation", "init", "few", "few.toml", "--clients", "3", "--inputs", "20", "--classes", "2")
     ratio, warning = few.err.splitlines()
     assert few.code == 0
     assert ratio == "note: noise to signal: at least 17 in a round, 2.2 over all 60 rounds."

@@ -20,9 +20,9 @@ One party makes the federation's folder and hands each client its own; the clien
 
 \b
 Examples:
-  fednormec federation init fed --clients 3 --inputs 64 --classes 10
-  fednormec federation serve fed
-  fednormec federation join fed/clients/client-1 --data mine.npz
+  fednormec federation init fed --clients 3 --inputs 64 --classes 10 --not-private
+  fednormec federation serve fed --not-private
+  fednormec federation join fed/clients/client-1 --data mine.npz --not-private
 """
 app = typer.Typer(help=HELP, cls=Group, rich_markup_mode=None, no_args_is_help=True)
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="The federation's folder.")]
@@ -45,13 +45,17 @@ def require_h11() -> None:
 INIT_HELP = """Make the folder of a federation. It holds settings, the certificate of the server, keys for all clients.
 
 DIR/clients/NAME is for the client of that name: send it there and delete it here. CONFIG is a TOML file as for
-`fednormec run`; each client brings its own data. Of its [data], what says how a table or an image becomes numbers
+`fednormec run`; each client brings its own data. Without it the settings are fitted to the number of clients: a linear
+model at ε = 8, by a method that bears much noise. Too few clients would learn nothing, and are promised nothing.
+
+Of CONFIG's [data], what says how a table or an image becomes numbers
 (label, features, labels, categories, missing, scale; size, channels) is part of what all agree on.
 
 \b
 Examples:
-  fednormec federation init fed --clients 3 --inputs 64 --classes 10
-  fednormec federation init fed --clients north,south,east --inputs 1,28,28 --classes 10 --address fl.example.org:9443
+  fednormec federation init fed --clients 3 --inputs 64 --classes 10 --not-private       to try things out
+  fednormec federation init fed --clients 60 --inputs 64 --classes 10 --trust central
+  fednormec federation init fed my.toml --clients north,south,east --inputs 1,28,28 --address fl.example.org:9443
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
   fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
   fednormec federation init fed reviews.toml --clients 5                  with data.inputs = "texts"
@@ -80,6 +84,13 @@ def init(
     tokens: Annotated[bool, typer.Option("--tokens", help='As data.inputs = "tokens" in CONFIG.')] = False,
     texts: Annotated[bool, typer.Option("--texts", help='As data.inputs = "texts" in CONFIG.')] = False,
     address: Annotated[str, typer.Option(help="Where clients find the server.")] = "localhost:9443",
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            help="Without CONFIG: local (nobody is trusted) or central (the server is).", show_default="local"
+        ),
+    ] = None,
+    not_private: Annotated[bool, typer.Option("--not-private", help="Without CONFIG: settings without noise.")] = False,
     services: Annotated[
         str | None, typer.Option("--with", metavar="KINDS", help="Also write files for systemd, docker, or both.")
     ] = None,
@@ -99,9 +110,14 @@ def init(
         raise UserError("inputs that are texts have no shape: leave --inputs out.")
     shape = [] if texts else _shape("--inputs", "64" if inputs is None else inputs)
     target = _shape("--targets", targets) if targets else []
+    if begun is not None and (trust or not_private):
+        raise UserError("CONFIG says what is private: --trust and --not-private are for settings of the package's own.")
+    if trust and not_private:
+        raise UserError("--not-private has no noise, so that --trust says nothing: leave one of them out.")
+    whom = None if not_private else trust or "local"
     kinds = services.split(",") if services else []
     require_kinds(kinds)
-    made = make(Path(folder), names, shape, classes, address, begun, target, tokens, texts)
+    made = make(Path(folder), names, shape, classes, address, begun, target, tokens, texts, whom)
     print(visible(f"{made / 'federation.toml'}: the settings; every client has a copy"))
     for name in names:
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))

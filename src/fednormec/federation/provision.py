@@ -16,6 +16,7 @@ from fednormec.federation.agreement import (
     require_names,
     split_address,
 )
+from fednormec.federation.fitting import fitted
 from fednormec.federation.keys import (
     CA,
     CLIENT_CERTIFICATE,
@@ -35,7 +36,6 @@ from fednormec.federation.keys import (
 )
 from fednormec.files import replace_text
 
-TEMPLATE = Path(__file__).with_name(NAME)
 CLIENTS = "clients"
 CLASSES = 10
 
@@ -50,6 +50,7 @@ def make(
     targets: Sequence[int] = (),
     tokens: bool = False,
     texts: bool = False,
+    trust: str | None = None,
 ) -> Path:
     """Makes the folder of a new federation; nothing is written over.
 
@@ -60,19 +61,20 @@ def make(
         classes: number of classes; None: as the settings say, data.labels among them, or 10 where the loss compares
             with classes.
         address: where the server is found, host:port.
-        config: the settings to begin with; by default the package's own.
+        config: the settings to begin with; None: the package's own, as `fitted` has them.
         targets: the shape of one example's target.
         tokens: whether inputs are whole numbers that name something.
         texts: whether inputs are texts.
+        trust: whom clients trust, where the settings are the package's own: "local", "central"; None: no privacy.
     """
     require_names(names)
     host, _ = split_address(address)
-    asked = read(config or TEMPLATE)
     own: Section = {"clients": list(names), "inputs": list(inputs), "address": address}
     own |= {"targets": list(targets)} if targets else {}
     own |= {"tokens": True} if tokens else {}
     own |= {"texts": True} if texts else {}
     own |= {} if classes is None else {"classes": classes}
+    asked = fitted({"classes": CLASSES} | own, trust) if config is None else read(config)
     asked["federation"] = asked.get("federation", {}) | own
     if targets_of(asked) == "classes":
         labels = asked.get("data", {}).get("labels")
