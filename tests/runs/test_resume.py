@@ -23,8 +23,9 @@ from fednormec.config.schema import read
 from fednormec.config.settings import THEORY, RunSettings
 from fednormec.engine.memories import Memories
 from fednormec.engine.round import Resumed, Round
-from fednormec.errors import Stopped, UserError
+from fednormec.errors import NotWritten, Stopped, UserError
 from fednormec.runs import checkpoint as checkpoints
+from fednormec.runs import runner
 from fednormec.runs.folder import RunFolder
 from fednormec.runs.runner import go_on, perform
 
@@ -41,6 +42,38 @@ def flat_statement(out: Path) -> str:
 
 def state(r: Round) -> list[torch.Tensor]:
     return [r.server.x.clone(), r.server.memory.clone(), r.memory.clone()]
+
+
+# a disk that is full for a while
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_where_clients_remember_two_rounds_no_round_begins_before_the_checkpoint_is_stored(
+    tmp_path, monkeypatch, stops
+):
+    """The third cannot be written at first. Without the wait the server could fall back further than its clients."""
+    written, said, rounds = checkpoints.save, list[str](), list[int]()
+
+    def save(path: Path, r: Round, *others: Any) -> None:
+        rounds.append((tmp_path / "out" / "metrics.jsonl").read_bytes().count(b"\n"))
+        if r.number == 3 and len(rounds) < 7:
+            raise NotWritten(f"{path} cannot be written: No space left on device.")
+        written(path, r, *others)
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    monkeypatch.setattr(runner, "RETRY", 0.0)
+    asked = ("model.name=linear", "data.clients=6", "run.rounds=5", "run.checkpoint_rounds=1")
+    site = runner.Site(waits=True, tell=lambda line: said.append(str(line)))
+    if stops:
+        with pytest.raises(UserError, match="No space left on device. To go on: fednormec run --resume"):
+            whole(tmp_path / "out", *asked, site=site, stop=lambda: len(rounds) > 4)
+        assert rounds == [1, 2, 3, 3, 3]
+        assert [path.name for path in checkpoints.newest_first(tmp_path / "out")][0] == "checkpoint-2.safetensors"
+        return
+    whole(tmp_path / "out", *asked, site=site)
+    assert rounds == [1, 2, 3, 3, 3, 3, 3, 4]
+    assert len(said) == 2 and said[0].endswith("No space left on device. No client is asked before it is.")
+    assert said[1] == "the checkpoint of round 3 is stored now"
 
 
 # every method

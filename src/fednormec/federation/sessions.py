@@ -164,6 +164,7 @@ def _trained(
         () if plan is None else besides(plan.mechanism, federation.settings.report),
         command,
         how.forget_memories,
+        True,
         log,
     )
     if (out / "config.toml").exists():

@@ -1,5 +1,6 @@
 """Performs a run from config to folder: assembles, trains with progress, saves, and says how it ended."""
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -71,6 +72,8 @@ class Site(NamedTuple):
         says: what the statement says besides.
         command: the command to resume with.
         forgets: whether all memories start over when the run resumes.
+        waits: whether no round may begin before the checkpoint of the last one is stored: clients that remember only
+            their last two rounds could not follow a server that falls back further.
         tell: called with what a person should know.
     """
 
@@ -79,10 +82,12 @@ class Site(NamedTuple):
     says: tuple[tuple[str, str], ...] = ()
     command: str | None = None
     forgets: bool = False
+    waits: bool = False
     tell: Callable[[object], None] = note
 
 
 HERE = Site()
+RETRY = 1.0  # seconds between two attempts to write a checkpoint that a site waits for
 StopWhen = Callable[[Record], str | None]
 
 
@@ -339,8 +344,26 @@ def _keep(run: _Run, checkpoints: Checkpoints, r: Round) -> bool:
             except NotWritten as error:
                 if stop or r.last:
                     raise
-                run.site.tell(f"{error} The run goes on without this checkpoint.")
+                if not run.site.waits:
+                    run.site.tell(f"{error} The run goes on without this checkpoint.")
+                    return stop
+                run.site.tell(f"{error} No client is asked before it is.")
+                _save_at_last(run, checkpoints, r)
     return stop
+
+
+def _save_at_last(run: _Run, checkpoints: Checkpoints, r: Round) -> None:
+    """Tries again and again to write a checkpoint; raises NotWritten if the run is to stop meanwhile."""
+    while True:
+        time.sleep(RETRY)
+        try:
+            checkpoints.save(r, run.folder.digest)
+        except NotWritten:
+            if run.stop():
+                raise
+        else:
+            run.site.tell(f"the checkpoint of round {r.number} is stored now")
+            return
 
 
 def _observers(
