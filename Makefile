@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
+.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -62,6 +62,10 @@ bench-measuring: $(READY)
 # gradients with convolutions of our own, beside torch's: two minutes
 bench-convolutions: $(READY)
 	$(BIN)/python benchmarks/convolutions.py
+
+# a federation with 500 and 2,000 clients, slow, lossy and cut links, kills, strangers: half an hour; as root for the links
+bench-federation: $(READY)
+	$(BIN)/python benchmarks/federation.py
 
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)
