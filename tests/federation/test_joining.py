@@ -1,6 +1,8 @@
 """What a client is told before it takes part, what is tried beforehand, and the model that it keeps at the end."""
 
+import contextlib
 import hashlib
+import re
 import shutil
 from pathlib import Path
 
@@ -14,12 +16,14 @@ from safetensors.torch import load, save
 from fednormec.config.schema import dump
 from fednormec.errors import UserError
 from fednormec.federation import checking, keys
+from fednormec.federation.agreement import for_server, read_federation
 from fednormec.federation.checking import LOOK, OK, WRONG, check_client, check_server
 from fednormec.federation.ending import ending, keep, longest_ending, model_in
 from fednormec.federation.joining import Joining, explain, join
 from fednormec.federation.messages import OVER, Refused, framed, kind_of
 from fednormec.federation.provision import make, revoke
 from fednormec.federation.sessions import Serving
+from fednormec.privacy.ledger import Ledger
 
 SECURE = {"noise_std": 2.0, "delta": 1e-5, "trust": "local", "randomness": "secure"}
 
@@ -200,3 +204,29 @@ def test_a_model_takes_nobodys_place(fed: Path) -> None:
     for file, why in ((fed.parent / "mine.npz", "is there already"), (fed / "no" / "model", "there is no folder")):
         with pytest.raises(UserError, match=why):
             join(home(fed), mine(fed)._replace(keep_model=file), lambda: True)
+
+
+# another roster
+
+
+def test_a_changed_roster_says_what_was_spent_and_what_comes_on_top(fed: Path, fednormec_: Command) -> None:
+    """By composition of what the ledgers hold and what the new agreement will release."""
+    said = fednormec_("federation", "add", fed, "spring")
+    assert said.code == 0 and "no training of this federation has spent anything yet" in said.out
+    assert f"{fed / 'federation.toml'}: send it to north, south, east, west, spring; it begins a new run" in said.out
+    federation = for_server(read_federation(fed), fed)
+    for name, rounds in (("run", 6), ("second", 2), ("other", 3)):
+        (fed / name).mkdir()
+        promised = federation.experiment.config["privacy"] | ({"delta": 1e-6} if name == "other" else {})
+        (fed / name / "config.toml").write_text(dump(federation.experiment.config | {"privacy": promised}))
+        with contextlib.closing(Ledger(fed / name / "ledger.jsonl", federation.plan)) as ledger:
+            for number in range(1, rounds + 1):
+                ledger.add(number)
+    mechanism = federation.plan.mechanism
+    said = fednormec_("federation", "remove", fed, "spring")
+    before, after = (float(one) for one in re.findall(r"ε ≤ ([\d.]+)", said.out))
+    assert before == pytest.approx(mechanism.epsilon(8, 1e-5), abs=0.01)
+    assert after == pytest.approx(mechanism.epsilon(14, 1e-5), abs=0.01) and after > before
+    assert f"{fed / 'other'} is not in this number: its δ, trust or adjacency is another" in said.out
+    (fed / "run" / "ledger.jsonl").write_text("{}\n")
+    assert f"{fed / 'run'} is not in this number: " in fednormec_("federation", "add", fed, "summer").out

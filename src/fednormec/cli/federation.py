@@ -32,6 +32,9 @@ NotPrivate = Annotated[
 LogFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also add every note to this file, with time and level.")
 ]
+Runs = Annotated[
+    list[str] | None, typer.Option(help="Run folder of an earlier training that is not in DIR; may be repeated.")
+]
 Check = Annotated[bool, typer.Option("--check", help="Try what it needs, print what is wrong, and start nothing.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="A JSON object for each line of --log-file.")]
 
@@ -135,7 +138,8 @@ def _shape(option: str, text: str) -> list[int]:
 
 ADD_HELP = """Put one more client on the roster. It is then another federation, which begins a new run.
 
-All clients need the new federation.toml. What the old federation spent is spent: say so with privacy.tuning_runs.
+All clients need the new federation.toml. What trainings so far have spent is spent: it is read from their ledgers and
+added to what the new agreement will spend. Name those outside DIR with --run.
 
 \b
 Examples:
@@ -149,19 +153,20 @@ def add(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The client's name.")],
     request: Annotated[str | None, typer.Option(help="A signing request of a key that it made itself.")] = None,
+    run: Runs = None,
 ) -> None:
     require_h11()
     from fednormec.federation.provision import add as put
 
     made = put(Path(folder), name, None if request is None else Path(request))
     _say_what_to_send(Path(folder), name, made)
-    print(visible(f"send every client the new {Path(folder) / 'federation.toml'}; begin a new run: serve --out NEW"))
+    _say_what_is_agreed(Path(folder), run)
 
 
 REMOVE_HELP = """Take a client off the roster. It is then another federation, which begins a new run.
 
-All clients need the new federation.toml. What the old federation spent is spent: say so with privacy.tuning_runs. To
-shut out a stolen key and go on with the run, take `revoke`.
+All clients need the new federation.toml. What trainings so far have spent is spent, as with `add`. To shut out a stolen
+key and go on with the run, take `revoke`.
 
 \b
 Example:
@@ -170,13 +175,13 @@ Example:
 
 
 @app.command(help=REMOVE_HELP, cls=Command)
-def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.")]) -> None:
+def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.")], run: Runs = None) -> None:
     require_h11()
     from fednormec.federation.provision import remove as take_off
 
     take_off(Path(folder), name)
     print(visible(f"{name} is off the roster"))
-    print(visible(f"send every client the new {Path(folder) / 'federation.toml'}; begin a new run: serve --out NEW"))
+    _say_what_is_agreed(Path(folder), run)
 
 
 REQUEST_HELP = """Make your own key, and a signing request. The key never leaves you.
@@ -266,6 +271,17 @@ def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The client'
 
     shut_out(Path(folder), name)
     print(visible(f"{name} is shut out; a server that runs notices within seconds"))
+
+
+def _say_what_is_agreed(folder: Path, runs: list[str] | None) -> None:
+    """Print who needs the new agreement, how it begins, and what it costs beside what was spent."""
+    from fednormec.federation.agreement import read_federation
+    from fednormec.federation.bookkeeping import spent_and_to_come
+
+    names = ", ".join(read_federation(folder)["federation"]["clients"])
+    print(visible(f"{folder / 'federation.toml'}: send it to {names}; it begins a new run: serve --out NEW"))
+    for said in spent_and_to_come(folder, [Path(run) for run in runs or ()]):
+        print(visible(said))
 
 
 def _say_what_to_send(folder: Path, name: str, made: Path) -> None:
