@@ -275,10 +275,10 @@ def revoke(folder: Folder, name: Annotated[str, typer.Argument(help="The client'
 
 def _say_what_is_agreed(folder: Path, runs: list[str] | None) -> None:
     """Print who needs the new agreement, how it begins, and what it costs beside what was spent."""
-    from fednormec.federation.agreement import read_federation
+    from fednormec.federation.agreement import listed, read_federation
     from fednormec.federation.bookkeeping import spent_and_to_come
 
-    names = ", ".join(read_federation(folder)["federation"]["clients"])
+    names = listed(read_federation(folder)["federation"]["clients"])
     print(visible(f"{folder / 'federation.toml'}: send it to {names}; it begins a new run: serve --out NEW"))
     for said in spent_and_to_come(folder, [Path(run) for run in runs or ()]):
         print(visible(said))

@@ -195,6 +195,15 @@ def require_names(names: Sequence[str]) -> None:
         raise UserError("two clients have the same name.")
 
 
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Returns the names of clients in a line, of many the first and the last.
+
+    >>> listed(["north", "south"]), listed(["a", "b", "c", "d"], 3)
+    ('north, south', 'a, b, … d')
+    """
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 1])}, … {names[-1]}"
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Returns host and port; raises UserError if it is no address."""
     if "://" in address:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fednormec.data import Examples
 from fednormec.errors import UserError, visible
-from fednormec.federation.agreement import Federation, for_client, read_federation, split_address
+from fednormec.federation.agreement import Federation, for_client, listed, read_federation, split_address
 from fednormec.federation.client import client_of, longest_request, own_data
 from fednormec.federation.client_state import Releases
 from fednormec.federation.disclosure import besides, promise
@@ -116,15 +116,14 @@ def _taking(folder: Path, how: Joining, mine: Member, stop: Callable[[], bool], 
 def explain(folder: Path, how: Joining) -> str:
     """Returns what `join` would do, for a person to read before it connects: nothing is sent."""
     mine = member(folder, how)
-    clients, me = mine.federation.settings.clients, visible(mine.name)
+    clients = mine.federation.settings.clients
     rows = [
         textwrap.fill(visible(text), 100, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
         for name, text in _explained(folder, how, mine)
     ]
-    terms = [visible(f"  {key} = {value}") for key, value in sorted(mine.federation.terms.items())]
-    others = ", ".join(map(visible, clients))
+    terms = [visible(f"  {key} = {value}", 200) for key, value in sorted(mine.federation.terms.items())]
     return "\n".join([
-        f"{me} would take part in a federation of {len(clients)} clients ({others}).", *rows,
+        f"{mine.name} would take part in a federation of {len(clients)} clients ({listed(clients)}).", *rows,
         "The settings that all agree on:", *terms, "Nothing was connected, nothing was sent.",
     ])  # fmt: skip
 
