@@ -329,6 +329,27 @@ def test_a_client_that_computes_for_long_hands_in_its_answer_all_the_same(tmp_pa
         assert not any("does not answer" in line for line in found.said)
 
 
+def test_a_round_waits_for_a_client_whose_link_was_cut_for_a_minute_and_not_for_ever(tmp_path):
+    with running(tmp_path) as found:
+        there, away = ByHand(found, 0), ByHand(found, 1)
+        asking = Asking(found, {0: found.request(1), 1: found.request(1)})
+        there.fetch()
+        there.post("/answer", b"x", request=there.name)
+        away.close()  # without a goodbye
+        advance(found, 60.0)
+        assert found.link.here() == set()
+        assert not asking.answers
+        back = ByHand(found, 1, instance="another process")
+        back.fetch()
+        back.post("/answer", b"y", request=back.name)
+        assert asking.ended() == {0: b"x", 1: b"y"}
+        asking = Asking(found, {0: found.request(2), 1: found.request(2)})
+        back.fetch()
+        back.post("/answer", b"z", request=back.name)
+        advance(found, 91.0)
+        assert asking.ended() == {1: b"z"}
+
+
 def test_an_answer_after_the_end_of_a_round_is_not_taken(tmp_path):
     with running(tmp_path) as found:
         late = ByHand(found, 0)

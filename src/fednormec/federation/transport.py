@@ -19,6 +19,7 @@ from fednormec.federation.keys import fingerprint
 
 POLL = 10.0  # seconds that a question for work waits for an answer
 SILENCE = 15.0  # seconds without a sign of a client after which it is gone
+RETURN = 90.0  # seconds without a sign after which a round no longer waits for it to come back and fetch its request
 TICK = 0.25  # seconds between two looks at the clock
 LEAST_PATIENCE = 5.0  # seconds that a client which keeps missing rounds is waited for, at least
 CALLS, BURST = 20.0, 100.0  # requests of one client in a second that bring nothing, and how many may come at once
@@ -150,8 +151,8 @@ class Link:
     ) -> dict[int, bytes]:
         """Asks clients by their number and returns the answers that came in time.
 
-        Nobody waits for a client that is gone: neither for one that was not heard of for a while and has not fetched
-        its request, nor after the deadline for any. One that connects anew meanwhile is asked again. One that fetched
+        Nobody waits for a client that has left, or was not heard of for long and has not fetched its request, nor after
+        the deadline for any. One that connects anew meanwhile is asked again. One that fetched
         requests and left them without an answer is waited for half as long each time. As long as nobody has fetched
         anything, no time passes: it waits for somebody to come; KeyboardInterrupt if it is asked to stop meanwhile.
         """
@@ -186,7 +187,7 @@ class Link:
         if one.answer is not None:
             return False
         patience = max(min(deadline, LEAST_PATIENCE), deadline * 0.5 ** self._seats[client].missed)
-        return self._now - begun < patience and (one.fetched or self._is_here(client))
+        return self._now - begun < patience and (one.fetched or self._may_return(client))
 
     def finish(self, said: bytes) -> None:
         """Tells all who are here that the training is over, and returns when they have heard it, or are too slow."""
@@ -236,6 +237,11 @@ class Link:
     def _is_here(self, client: int) -> bool:
         seat = self._seats[client]
         return seat.session is not None and self._now - seat.seen < (SILENCE + POLL if seat.connections else SILENCE)
+
+    def _may_return(self, client: int) -> bool:
+        """Returns whether a client that did not say goodbye may be back soon: its link is cut, or it restarts."""
+        seat = self._seats[client]
+        return seat.session is not None and self._now - seat.seen < RETURN
 
     def _wake(self, client: int) -> None:
         event, loop = self._seats[client].event, self._loop
