@@ -22,15 +22,19 @@ REPORTS = (
     "what clients report of the model on examples that they hold out: the server sees each client's exact figure, the "
     "run folder keeps them, and no noise protects them; a server that asks about models of its own making learns more"
 )
-TRANSPORT = (
-    "HTTPS; server and clients prove by their keys who they are, and each client runs its own copy of this program"
+HTTPS = "HTTPS; server and clients prove by their keys who they are, and each client runs its own copy of this program"
+
+
+FLOWER = (
+    "Flower: a SuperLink and SuperNodes, which see every message, carry them; each client signs with its key for which "
+    "node it answers, and answers with its own copy of this program, unless its owner lets the app read the data"
 )
 
 
-def besides(mechanism: Mechanism, report: bool = False) -> tuple[tuple[str, str], ...]:
+def besides(mechanism: Mechanism, report: bool = False, transport: str = HTTPS) -> tuple[tuple[str, str], ...]:
     """Returns what a federation's statement says besides, by name; `report` is whether clients do."""
     return (
-        ("transport", TRANSPORT),
+        ("transport", transport),
         ("drop-outs", DROP_OUTS[mechanism.trust]),
         ("not covered", NETWORK[mechanism.trust]),
         *([("not covered", REPORTS)] if report else []),

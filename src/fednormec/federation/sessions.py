@@ -4,7 +4,8 @@ import json
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from fednormec.errors import Stopped, UserError
 from fednormec.federation.agreement import Federation, for_server, is_loopback, read_federation, split_address
 from fednormec.federation.disclosure import besides
 from fednormec.federation.ending import ending
+from fednormec.federation.exchange import Exchange
 from fednormec.federation.https import Listen
 from fednormec.federation.joining import require_consent, require_valid
 from fednormec.federation.keys import SERVER_CERTIFICATE, fingerprint, for_serving, public_key
@@ -82,6 +84,35 @@ def _served(folder: Path, how: Serving, stop: Callable[[], bool], log: Log) -> d
     require_locks()  # now, not after a wait for clients
     if how.status is not None:
         status_address(how.status)
+
+    @contextmanager
+    def https(federation: Federation) -> Iterator[Exchange]:
+        size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
+        names = tuple(federation.settings.clients)
+        link = Link(names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID,
+                    log, log.warn)  # fmt: skip
+        with link.listening(_where(folder, how, federation.settings.address, log)):
+            yield link
+
+    return train_over(https, folder, how, stop, log)
+
+
+def train_over(
+    exchange: Callable[[Federation], AbstractContextManager[Exchange]],
+    folder: Path,
+    how: Serving,
+    stop: Callable[[], bool],
+    log: Log,
+) -> dict[str, Any]:
+    """Trains with the clients of an exchange, or resumes a training that was interrupted; returns the run's summary.
+
+    Args:
+        exchange: opens the connections of the clients.
+        folder: the federation's folder.
+        how: options of the server.
+        stop: asked whether to stop.
+        log: told what the server's operator should know.
+    """
     federation = for_server(read_federation(folder), folder)
     plan = federation.plan
     require_consent(plan, how.not_private)
@@ -95,20 +126,17 @@ def _served(folder: Path, how: Serving, stop: Callable[[], bool], log: Log) -> d
     wait_for = len(names) if how.wait_for is None else how.wait_for
     if not 0 < wait_for <= len(names):
         raise UserError(f"--wait-for must be from 1 to {len(names)}, the number of clients, not {wait_for}.")
-    size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
-    link = Link(
-        names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID, log, log.warn
-    )
-    board = Board(federation, out, link, log)
-    with showing(board, how.status), link.listening(_where(folder, how, federation.settings.address, log)):
-        try:
-            _await(link, wait_for, stop, how.quiet, log)
-        except KeyboardInterrupt:
-            raise Stopped("stopped while waiting for clients; the same command goes on.") from None
-        board.state = TRAINING
-        summary = _trained(folder, out, how, stop, federation, plan, link, log, board)
-        board.state = OVER
-        link.finish(ending(out / MODEL))
+    with exchange(federation) as link:
+        board = Board(federation, out, link, log)
+        with showing(board, how.status):
+            try:
+                _await(link, wait_for, stop, how.quiet, log)
+            except KeyboardInterrupt:
+                raise Stopped("stopped while waiting for clients; the same command goes on.") from None
+            board.state = TRAINING
+            summary = _trained(folder, out, how, stop, federation, plan, link, log, board)
+            board.state = OVER
+            link.finish(ending(out / MODEL))
     return summary
 
 
@@ -125,7 +153,7 @@ def _trained(
     stop: Callable[[], bool],
     federation: Federation,
     plan: Plan | None,
-    link: Link,
+    link: Exchange,
     log: Log,
     board: Board,
 ) -> dict[str, Any]:
@@ -161,7 +189,7 @@ def _trained(
     site = Site(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
         Wire(names, lambda: _training(out), federation.agreed, ask, log.warn, wait, board.notice),
-        () if plan is None else besides(plan.mechanism, federation.settings.report),
+        () if plan is None else besides(plan.mechanism, federation.settings.report, link.transport),
         command,
         how.forget_memories,
         True,
@@ -193,7 +221,7 @@ def _training(out: Path) -> str:
 
 
 def _await(
-    link: Link, count: int, stop: Callable[[], bool], quiet: bool, log: Log, some: Set[int] | None = None
+    link: Exchange, count: int, stop: Callable[[], bool], quiet: bool, log: Log, some: Set[int] | None = None
 ) -> None:
     """Waits until `count` clients are there, of `some` or of all; raises KeyboardInterrupt when asked to stop."""
     told, among = None if quiet else -1, set(range(len(link.names))) if some is None else some

@@ -20,11 +20,11 @@ from fednormec.engine.record import Record
 from fednormec.engine.round import Round
 from fednormec.errors import UserError
 from fednormec.federation.agreement import Federation, for_server, is_loopback, read_federation, split_address
+from fednormec.federation.exchange import ClientStatus, Exchange
 from fednormec.federation.https import JSON, TEXT, Answer, Call, Listen, listening
 from fednormec.federation.log import Log, stamp
 from fednormec.federation.messages import LOST, REFUSED
 from fednormec.federation.status_forms import HEADERS, PROMETHEUS, Status, metrics, page
-from fednormec.federation.transport import ClientStatus, Link
 from fednormec.files import read_json, replace_text, to_json
 from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.privacy.mechanism import Plan
@@ -52,7 +52,7 @@ class Board:
         log: whose last lines are shown; None: none.
     """
 
-    def __init__(self, federation: Federation, out: Path, link: Link | None = None, log: Log | None = None) -> None:
+    def __init__(self, federation: Federation, out: Path, link: Exchange | None = None, log: Log | None = None) -> None:
         experiment, plan = federation.experiment, federation.plan
         self.state = UNKNOWN if link is None else WAITING
         self._names, self._link, self._log, self.out = tuple(federation.settings.clients), link, log, out

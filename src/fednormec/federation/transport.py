@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from fednormec.errors import UserError, visible
+from fednormec.federation.disclosure import HTTPS
+from fednormec.federation.exchange import ClientStatus
 from fednormec.federation.https import GRACE, JSON, SLOWEST, TEXT, Answer, Call, Listen, listening
 from fednormec.federation.keys import fingerprint
 
@@ -71,30 +73,8 @@ class _Seat:
         self.tokens, self.filled = BURST, 0.0
 
 
-class ClientStatus(NamedTuple):
-    """How one client's connection is.
-
-    Attributes:
-        name: name of the client.
-        here: whether it was heard of a short while ago.
-        address: where it connected from the last time.
-        silent: seconds since it was last heard of; None if it never was.
-        missed: number of requests in a row that it fetched and left without an answer.
-        refused: how often it was not let in.
-        why_refused: why, the last time.
-    """
-
-    name: str
-    here: bool
-    address: str
-    silent: float | None
-    missed: int
-    refused: int
-    why_refused: str
-
-
 class Link:
-    """Connections of all clients.
+    """Connections of all clients: the exchange over HTTPS.
 
     Time stands still here while the process is stopped, so that nobody is taken for gone who could not be heard.
 
@@ -107,6 +87,8 @@ class Link:
         log: called with who came and went.
         warn: called with who was refused or got lost; by default as `log`.
     """
+
+    transport = HTTPS
 
     def __init__(
         self, names: Sequence[str], roster: Roster, agreed: str, terms: Terms, most: int, log: Log = lambda said: None,
