@@ -20,6 +20,7 @@ from fednormec.cli import (
     evaluate,
     export,
     federation,
+    federation_flower,
     methods,
     models,
     predict,
@@ -58,6 +59,8 @@ app.command(help=report.HELP, cls=Command)(report.report)
 app.command(help=methods.HELP, cls=Command)(methods.methods)
 app.command(help=models.HELP, cls=Command)(models.models)
 app.add_typer(data.app, name="data")
+federation.app.command(help=federation_flower.APP_HELP, cls=Command)(federation_flower.app)
+federation.app.command(help=federation_flower.ANSWER_HELP, cls=Command)(federation_flower.answer)
 app.add_typer(federation.app, name="federation")
 
 

@@ -124,8 +124,8 @@ def framed(said: Said, *vectors: Tensor) -> bytes:
     return b"".join([LENGTH.pack(len(text)), text, *map(packed, vectors)])
 
 
-def unframed(data: bytes) -> tuple[Said, bytes]:
-    """Returns what is said, and the bytes of the vectors; raises Refused if it is nothing of that kind.
+def unframed(data: bytes, most: int = MOST_SAID) -> tuple[Said, bytes]:
+    """Returns what is said, in `most` bytes, and those of the vectors; raises Refused if it is nothing of that kind.
 
     >>> unframed(framed({"kind": "over"}, torch.zeros(1)))
     ({'kind': 'over'}, b'\\x00\\x00\\x00\\x00')
@@ -134,7 +134,7 @@ def unframed(data: bytes) -> tuple[Said, bytes]:
         raise Refused("it is no message")
     (length,) = LENGTH.unpack_from(data)
     end = LENGTH.size + length
-    if length > MOST_SAID or end > len(data):
+    if length > most or end > len(data):
         raise Refused("it is no message")
     try:
         said = json.loads(data[LENGTH.size : end].decode(), parse_constant=_no_number)
