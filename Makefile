@@ -9,7 +9,10 @@ READY := $(VENV)/.ready
 PFL := .venv-pfl
 FLOWER := .venv-flower
 
-.PHONY: run test quick test-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
+# the federation by way of Flower, whose simulation wants another Ray than ours
+FLWR := .venv-flwr
+
+.PHONY: run test quick test-federation test-flower check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -33,6 +36,10 @@ quick: $(READY)
 # a server and clients as processes on loopback, killed and restarted: minutes
 test-federation: $(READY)
 	$(BIN)/pytest tests/slow/federation_processes.py
+
+# stock SuperLinks and SuperNodes, with gateways, as processes on loopback: minutes
+test-flower: $(FLWR)/.ready
+	$(FLWR)/bin/pytest tests/federation/test_flower.py tests/slow/flower_processes.py
 
 setup: $(READY)
 
@@ -108,6 +115,12 @@ private-at-scale: data
 leaderboard: data
 	$(BIN)/python experiments/leaderboard/leaderboard.py
 
+$(FLWR)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLWR)
+	grep -v '^ray==' constraints.txt > $(FLWR)/constraints.txt
+	$(FLWR)/bin/pip install --quiet --disable-pip-version-check -c $(FLWR)/constraints.txt -e '.[flower]' 'flwr[simulation]' hypothesis pytest
+	touch $@
+
 $(PFL)/.ready: benchmarks/peers-pfl.txt
 	$(PYTHON) -m venv $(PFL)
 	$(PFL)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers-pfl.txt
@@ -119,4 +132,4 @@ $(FLOWER)/.ready: benchmarks/peers-flower.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PFL) $(FLOWER) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PFL) $(FLOWER) $(FLWR) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
