@@ -32,12 +32,14 @@ class Exchange(Protocol):
     Attributes:
         names: names of the clients; the order numbers them.
         transport: what carries the messages, and who proves to be who, for the statement.
+        command: the command that resumes a training; the federation's folder follows. None: the `flwr run` of its app.
         sent: number of bytes that clients were sent.
         received: number of bytes that they answered.
     """
 
     names: tuple[str, ...]
     transport: str
+    command: str | None
     sent: int
     received: int
 

@@ -183,9 +183,8 @@ def _trained(
 
     names = tuple(federation.settings.clients)
     reports = Reporting(names, lambda: _training(out), federation.agreed, ask_for_reports, log.warn)
-    command = f"fednormec federation serve {shlex.quote(str(folder))}" + (
-        f" --out {shlex.quote(str(out))}" if how.out else ""
-    )
+    where = shlex.quote(str(folder)) + (f" --out {shlex.quote(str(out))}" if how.out else "")
+    command = "the same flwr run" if link.command is None else f"{link.command} {where}"
     site = Site(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
         Wire(names, lambda: _training(out), federation.agreed, ask, log.warn, wait, board.notice),

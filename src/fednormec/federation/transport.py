@@ -89,6 +89,7 @@ class Link:
     """
 
     transport = HTTPS
+    command: str | None = "fednormec federation serve"
 
     def __init__(
         self, names: Sequence[str], roster: Roster, agreed: str, terms: Terms, most: int, log: Log = lambda said: None,

@@ -98,6 +98,7 @@ class Nodes:
     """
 
     transport = FLOWER
+    command: str | None = None
 
     def __init__(self, agreed: Agreed, post: Post, run: int, log: Tell, warn: Tell) -> None:
         self.names, self._agreed, self._post, self._run, self._log, self._warn = (
