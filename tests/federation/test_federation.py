@@ -874,7 +874,8 @@ def test_a_client_is_told_what_is_promised_and_whom_it_trusts():
 
 
 def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
-    made = fednormec_("federation", "init", "fed", "--clients", "north,south", "--inputs", "5", "--classes", "3")
+    words = ("--clients", "north,south", "--inputs", "5", "--classes", "3", "--not-private")
+    made = fednormec_("federation", "init", "fed", *words)
     assert made.code == 0
     assert "fed/clients/north: for north" in made.out
     np.savez(tmp_path / "own.npz", x=data()[0][0], y=data()[0][1])
@@ -884,11 +885,11 @@ def test_mistakes_get_a_sentence(fednormec_: Command, tmp_path):
         (("init", "other", "--inputs", "99999999999", "--classes", "3"), "one example would take"),
         (("init", "other", "--clients", "a b"), "letters, digits"),
         (("serve", "nowhere"), "there is no config file"),
-        (("serve", "fed", "--wait-for", "3"), "--wait-for must be from 1 to 2"),
-        (("serve", "fed", "--port", "99999"), "--port must be from 1 to 65535"),
-        (("serve", "fed", "--port", "0"), "--port must be from 1 to 65535"),
+        (("serve", "fed", "--wait-for", "3", "--not-private"), "--wait-for must be from 1 to 2"),
+        (("serve", "fed", "--port", "99999", "--not-private"), "--port must be from 1 to 65535"),
+        (("serve", "fed", "--port", "0", "--not-private"), "--port must be from 1 to 65535"),
         (("join", "fed/clients/north", "--data", "none.npz"), "none.npz"),
-        (("join", "fed/clients/north", "--data", "own.npz", "--address", "https://fl.example.org:1"),
+        (("join", "fed/clients/north", "--data", "own.npz", "--address", "https://fl.example.org:1", "--not-private"),
          "without a scheme: fl.example.org:1"),
         (("join", "fed/clients/north", "--data", "own.npz", "--name", "who"), "none of the clients"),
         (("add", "fed", "north"), "the same name"),
@@ -937,14 +938,14 @@ def test_nobody_takes_part_in_what_protects_nobody_unasked(fednormec_: Command, 
 
 def test_a_federation_that_has_come_to_its_end_says_so(fednormec_: Command, tmp_path):
     """Without waiting for clients."""
-    fednormec_("federation", "init", "fed", "--clients", "2", "--inputs", "5", "--classes", "3")
+    fednormec_("federation", "init", "fed", "--clients", "2", "--inputs", "5", "--classes", "3", "--not-private")
     run = tmp_path / "fed" / "run"
     run.mkdir()
     for name in ("config.toml", "metrics.jsonl"):
         (run / name).write_text("")
     summary = {"method": "m", "rounds": 1, "metrics": {}, "status": "done", "left_out": 0, "privacy": "p", "clients": 2}
     (run / "summary.json").write_text(json.dumps(summary | {"parameters": 3, "not_private": []}))
-    found = fednormec_("federation", "serve", "fed")
+    found = fednormec_("federation", "serve", "fed", "--not-private")
     assert found.code == 0
     assert "has come to its end already" in found.err
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from fednormec.config.schema import Config, Section, read
 from fednormec.errors import UserError, one_of
 from fednormec.federation.agreement import NAME, for_server
-from fednormec.privacy.outlook import ENOUGH, LITTLE, Outlook, outlook
+from fednormec.privacy.outlook import ENOUGH, Outlook, outlook
 
 TEMPLATE = Path(__file__).with_name(NAME)
 TRUSTS = ("local", "central")
+MOST = 1.0  # decisive ratio from which on nothing is promised: half of what a config of one's own is warned of
 # the method that bears most noise, and its server step where there is little noise and where there is much:
 # experiments/outlook, 60 rounds
 METHOD, FEW, MUCH = "dp_fed_avg_normalized", 0.8, 0.2
@@ -30,7 +31,7 @@ def fitted(federation: Section, trust: str | None) -> Config:
         return {name: section for name, section in asked.items() if name != "privacy"}
     one_of("--trust", trust, TRUSTS)
     found = _outlook(asked, trust)
-    if found.decisive >= LITTLE:
+    if found.decisive >= MOST:
         raise UserError(_refusal(asked, trust))
     step = FEW if found.decisive <= ENOUGH else MUCH
     return asked | {"method": {"name": METHOD, "server_step": step}, "privacy": asked["privacy"] | {"trust": trust}}
@@ -57,5 +58,5 @@ def _refusal(asked: Config, trust: str) -> str:
 
 def _least(found: Outlook, clients: int) -> int:
     """Returns how many clients would learn something: the ratio falls as their number, or as its root."""
-    times = found.decisive / LITTLE
+    times = found.decisive / MOST
     return math.floor(clients * (times**2 if found.trust == "local" else times)) + 1
