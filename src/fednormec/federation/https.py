@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import h11
 
@@ -28,6 +28,7 @@ NEW, BURST = 100.0, 1000.0  # new connections in a second, and how many may come
 SPARE = 128  # file handles that are left for the rest of the program
 AT_ONCE = 100  # connections that are accepted before anything else is done
 CHUNK = 2**16
+Result = TypeVar("Result")
 JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 
 
@@ -99,23 +100,84 @@ class _Protocol(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
 
+class _Plain:
+    """Bytes to and from a peer as they are."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def read(self) -> bytes:
+        """Returns what has come, some bytes at least; none if the peer has ended."""
+        return await self._reader.read(CHUNK)
+
+    async def write(self, content: bytes) -> None:
+        """Sends these bytes, or leaves as few of them to be sent as the system asks for."""
+        self._writer.write(content)
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        """Says goodbye."""
+
+
+class _Secured(_Plain):
+    """Bytes to and from a peer through TLS. asyncio's own TLS keeps 256 kB for every connection; this keeps nothing."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
+        super().__init__(reader, writer)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+
+    async def handshake(self) -> bytes:
+        """Shakes hands and returns the certificate that the peer has shown, in DER; raises OSError if it has none."""
+        await self._until(self._tls.do_handshake)
+        return self._tls.getpeercert(True) or b""
+
+    async def read(self) -> bytes:
+        try:
+            return await self._until(lambda: self._tls.read(CHUNK))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    async def write(self, content: bytes) -> None:
+        for start in range(0, len(content), CHUNK):
+            self._tls.write(content[start : start + CHUNK])
+            await self._flush()
+
+    async def close(self) -> None:
+        with suppress(OSError):  # it waits for no answer
+            self._tls.unwrap()
+        await self._flush()
+
+    async def _until(self, step: Callable[[], Result]) -> Result:
+        """Returns the result of a step of TLS, once enough has come for it; what it has to say leaves in any case."""
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                await self._flush()
+            found = await self._reader.read(CHUNK)
+            self._in.write(found) if found else self._in.write_eof()
+
+    async def _flush(self) -> None:
+        if self._out.pending:
+            await super().write(self._out.read())
+
+
 class _Connection:
     """Connection of a peer, and the requests on it, one after another."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, certificate: bytes | None, gone: asyncio.Event
-    ) -> None:
-        self._reader, self._writer, self.certificate, self.gone = reader, writer, certificate, gone
+    def __init__(self, wire: _Plain, address: str, certificate: bytes | None, gone: asyncio.Event) -> None:
+        self._wire, self.address, self.certificate, self.gone = wire, address, certificate, gone
         self._http = h11.Connection(h11.SERVER, HEAD)
-        host, port, *_ = writer.get_extra_info("peername") or ("?", 0)
-        self.address = f"{host}:{port}"
 
     async def serve(self, handler: Handler) -> None:
         """Answers requests until the peer goes, breaks the rules or is too slow."""
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
-                self._http.receive_data(await asyncio.wait_for(self._reader.read(CHUNK), IDLE))
+                self._http.receive_data(await asyncio.wait_for(self._wire.read(), IDLE))
                 event = await asyncio.wait_for(self._event(), BEGUN)
             if not isinstance(event, h11.Request):
                 return
@@ -147,7 +209,7 @@ class _Connection:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
                 return event
-            self._http.receive_data(await self._reader.read(CHUNK))
+            self._http.receive_data(await self._wire.read())
 
     async def _send(self, answer: Answer, last: bool) -> None:
         head = [("content-type", answer.kind), ("content-length", str(len(answer.body))), ("cache-control", "no-store")]
@@ -158,8 +220,7 @@ class _Connection:
             *([h11.Data(data=answer.body)] if answer.body else []),
             h11.EndOfMessage(),
         ):
-            self._writer.write(self._http.send(event) or b"")
-            await self._writer.drain()
+            await self._wire.write(self._http.send(event) or b"")
 
 
 class _Listener:
@@ -242,19 +303,20 @@ class _Listener:
         try:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ends = (
-                {} if self._secured is None else {"ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": GOODBYE}
-            )
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, peer, ssl=self._secured, **ends)
+            host, port, *_ = peer.getpeername()
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, peer)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            wire = _Plain(reader, writer)
             if self._secured is not None:
-                certificate = transport.get_extra_info("ssl_object").getpeercert(True) or b""
+                wire = secured = _Secured(reader, writer, self._secured)
+                certificate = await asyncio.wait_for(secured.handshake(), HANDSHAKE)
                 self._of_each[certificate] += 1
                 if self._of_each[certificate] > EACH:
                     return
             self._strangers.pop(number, None)
-            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            connection = _Connection(reader, writer, certificate, protocol.gone)
+            connection = _Connection(wire, f"{host}:{port}", certificate, protocol.gone)
             await connection.serve(self._handler)
+            await asyncio.wait_for(wire.close(), GOODBYE)
         except (OSError, TimeoutError, h11.ProtocolError, ConnectionError, ValueError):
             pass  # a peer that broke off, broke the rules or was too slow
         finally:

@@ -129,7 +129,7 @@ def ask_once(server: Server, agreed: str, terms: Mapping[str, Any]) -> float:
             return float(json.loads(found.body)["time"]) - (begun + ended) / 2
     except ssl.SSLCertVerificationError as error:
         raise UserError(_not_believed(server.address, error)) from error
-    except ENDED as error:
+    except (ssl.SSLError, *ENDED) as error:
         raise UserError(_not_let_in(server.address, error)) from error
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"nobody answers at {server.address} ({error}): is `fednormec federation serve` running there, "
@@ -240,6 +240,11 @@ def _not_believed(address: str, error: ssl.SSLCertVerificationError) -> str:
 def _not_let_in(address: str, error: Exception) -> str:
     """Returns why the server ends the connection, in a sentence."""
     reason = str(getattr(error, "reason", None) or "").replace("_", " ").lower()
+    if reason.endswith("certificate expired"):
+        return (f"{address} says that the certificate here has expired by the server's clock. The operator there can "
+                "make a new one (federation renew).")  # fmt: skip
+    if reason.endswith("unknown ca"):
+        return f"{address} does not know who signed the certificate here: it is of another federation."
     if reason and not isinstance(error, ssl.SSLEOFError):
         return f"no secured connection to {address} could be made: {reason}."
     return (f"{address} ends every connection when it sees the certificate here: that is of another federation, or it "
