@@ -1,6 +1,5 @@
 """Settings of a federation that nobody chose: those that are made let clients learn, the others are refused."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,14 @@ from fednormec.data import from_arrays
 from fednormec.data.sources import digits
 from fednormec.errors import UserError
 from fednormec.federation.agreement import read_federation
-from fednormec.federation.fitting import MOST, _outlook, fitted
+from fednormec.federation.fitting import _outlook, fitted
 
 
 def about(clients: int) -> dict[str, object]:
     return {"clients": [f"client-{i}" for i in range(clients)], "inputs": [64], "classes": 10}
 
 
-def accuracy(config: Config, clients: int) -> float:
+def accuracy(config: Config, clients: int, seed: int = 0) -> float:
     """How good these settings are on the digits, which are dealt out evenly, on the 360 of them that are left."""
     examples, order = digits(), np.random.default_rng(0).permutation(1797)
     x, y = examples.x.reshape(1797, 64), examples.y
@@ -32,7 +31,7 @@ def accuracy(config: Config, clients: int) -> float:
     problem, method, who, privacy, run, *_ = assemble(
         asked, from_arrays([(x[part], y[part]) for part in parts], (x[order[:360]], y[order[:360]]))
     )
-    *_, last = fn.simulate(problem, method, who, privacy, rounds=run.rounds, seed=0, evaluate_every=run.rounds)
+    *_, last = fn.simulate(problem, method, who, privacy, rounds=run.rounds, seed=seed, evaluate_every=run.rounds)
     assert last.metrics is not None
     return last.metrics.public["test_accuracy"]
 
@@ -59,7 +58,6 @@ def test_one_client_too_few_is_refused_with_the_number_it_takes(trust: str, enou
 def test_the_ratio_falls_with_the_number_of_clients_as_the_refusal_says(trust: str, power: float) -> None:
     few, many = (_outlook(fitted(about(n), None) | {"privacy": PRIVACY}, trust).decisive for n in (100, 1600))
     assert few / many == pytest.approx(16**power, rel=0.01)
-    assert not math.isclose(few, MOST)
 
 
 PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "randomness": "secure"}

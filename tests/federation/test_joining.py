@@ -17,6 +17,7 @@ from fednormec.config.schema import dump
 from fednormec.errors import UserError
 from fednormec.federation import checking, keys
 from fednormec.federation.agreement import for_server, read_federation
+from fednormec.federation.bookkeeping import spent_and_to_come
 from fednormec.federation.checking import LOOK, OK, WRONG, check_client, check_server
 from fednormec.federation.ending import ending, keep, longest_ending, model_in
 from fednormec.federation.joining import Joining, explain, join
@@ -230,3 +231,15 @@ def test_a_changed_roster_says_what_was_spent_and_what_comes_on_top(fed: Path, f
     assert f"{fed / 'other'} is not in this number: its δ, trust or adjacency is another" in said.out
     (fed / "run" / "ledger.jsonl").write_text("{}\n")
     assert f"{fed / 'run'} is not in this number: " in fednormec_("federation", "add", fed, "summer").out
+
+
+def test_a_changed_roster_counts_no_epsilon_where_nobody_is_protected(tmp_path: Path) -> None:
+    for name, privacy, said in (
+        ("total", SECURE | {"noise_scale": "total_norm"}, "NOT PRIVATE: noise by total norm protects nobody"),
+        ("none", None, "without [privacy] no ε is kept"),
+    ):
+        asked = config(participation={"name": "full"}, **({} if privacy is None else {"privacy": privacy}))
+        (tmp_path / "asked.toml").write_text(dump(asked))
+        folder = make(tmp_path / name, NAMES, [FEATURES], CLASSES, "localhost:9443", tmp_path / "asked.toml")
+        (line,) = spent_and_to_come(folder)
+        assert line.startswith(said)

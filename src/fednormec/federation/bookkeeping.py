@@ -9,7 +9,7 @@ from fednormec.config.schema import Config, read
 from fednormec.errors import UserError
 from fednormec.federation.agreement import for_server, read_federation
 from fednormec.privacy.accounting import epsilon_of_all
-from fednormec.privacy.labels import up
+from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.ledger import spent_in
 
 SAME = ("delta", "trust", "adjacency")  # what one ε of several trainings needs
@@ -29,6 +29,8 @@ def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
     plan = federation.plan
     if plan is None:
         return ["without [privacy] no ε is kept: what the server has seen, it has seen"]
+    if plan.total_norm:
+        return [f"{NOT_PRIVATE}: noise by total norm protects nobody, so that no ε is worth adding up"]
     mine, counts, apart = federation.experiment.config, Counter[Any](), list[str]()
     for run in (*sorted(path.parent for path in folder.glob("*/ledger.jsonl")), *runs):
         try:
