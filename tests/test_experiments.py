@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import contrast
+import entries
 import gradients
 import heads
 import leaderboard
@@ -17,11 +18,13 @@ import pytest
 import rates
 import readings
 import shakespeare
+import standings
 import torch
 from paths import ROOT
 from scipy.optimize import brentq
 
 import fednormec as fn
+from fednormec.config.assemble import rules
 from fednormec.core.local import Moment
 from fednormec.privacy.outlook import ENOUGH, LITTLE, NOTHING
 from fednormec.results.reading import find_runs
@@ -390,31 +393,40 @@ def test_the_leaderboard_tunes_all_alike_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its quick version through real runs: as many tuning runs and seeds in one row as in another, each ε kept."""
-    monkeypatch.setattr(leaderboard, "FAMILIES", {n: leaderboard.FAMILIES[n] for n in ("DP-FedAvg (clip)", "Clip21")})
-    asked = ["--quick", "--workers", "1", "--results", str(tmp_path / "results.jsonl")]
+    monkeypatch.setattr(entries, "ENTERED", ("DP-FedAvg (clip)", "Clip21"))
+    asked, file = ["--quick", "--workers", "1", "--results", str(tmp_path)], tmp_path / "quick.jsonl"
     leaderboard.main(asked)
-    runs = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    for family in leaderboard.FAMILIES:
+    runs = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(runs) == 12
+    for family in entries.ENTERED:
         mine = [run for run in runs if run["row"].endswith(family)]
-        assert [run["seed"] for run in mine].count(leaderboard.TUNING_SEED) == 3
-        judged = [run for run in mine if run["seed"] != leaderboard.TUNING_SEED]
-        assert sorted(run["seed"] for run in judged) == [*leaderboard.SEEDS]
+        assert [run["seed"] for run in mine].count(entries.TUNING_SEED) == 3
+        judged = [run for run in mine if run["seed"] != entries.TUNING_SEED]
+        assert sorted(run["seed"] for run in judged) == [*entries.SEEDS]
         assert all({"noise", "off"} <= run.keys() for run in judged)
         assert all(("lag" in run) == (family == "Clip21") for run in judged)
-        best = max((run for run in mine if run not in judged), key=leaderboard.score)
+        best = max((run for run in mine if run not in judged), key=standings.score)
         assert all(run["settings"] == best["settings"] for run in judged)
     assert all(7.5 < run["epsilon"] <= 8 for run in runs)
     said = capsys.readouterr().out
-    leaderboard.main(asked)  # nothing is missing
+    file.write_text("".join(json.dumps(run) + "\n" for run in runs if run != runs[1]))  # as if stopped before
+    leaderboard.main(asked)
     assert capsys.readouterr().out == said
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(runs)
+    again = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(again) == len(runs)
+    assert {k: v for k, v in again[-1].items() if k != "seconds"} == {
+        k: v for k, v in runs[1].items() if k != "seconds"
+    }
+    leaderboard.main(asked)  # nothing is missing
+    assert len(file.read_text().splitlines()) == len(runs)
 
 
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("correcting", [False, True])
 @pytest.mark.parametrize("steps", [1, 5])
-def test_heads_and_bags_of_the_leaderboard_take_the_steps_of_gd(steps: int, correcting: bool) -> None:
+def test_heads_and_bags_of_the_leaderboard_take_the_steps_of_gd(steps: int, correcting: bool, alike: bool) -> None:
     rng, ids = np.random.default_rng(0), np.array([2, 3, 4, 7])
-    sizes = [3, 5, 5, 4, 5, 1, 2, 6]
+    sizes = [5] * 8 if alike else [3, 5, 5, 4, 5, 1, 2, 6]
     tokens = fn.data.Kind("tokens", "values")
     digits = [fn.data.Examples(rng.normal(size=(n, 7)), rng.integers(0, 3, n)) for n in sizes]
     words = [fn.data.Examples(rng.integers(0, 9, (n, 4)), rng.integers(0, 2, n), tokens) for n in sizes]
@@ -433,10 +445,37 @@ def test_heads_and_bags_of_the_leaderboard_take_the_steps_of_gd(steps: int, corr
 
 
 def test_settings_of_the_leaderboard_are_drawn_by_number_alone() -> None:
-    first, other = (leaderboard.Row("quick", e, 0.5, f) for e, f in ((8.0, "DP-FedAvg (clip)"), (1.0, "Clip21")))
-    assert leaderboard.draw(first, 3) == leaderboard.draw(other, 3) != leaderboard.draw(first, 4)
-    best = leaderboard.draw(first, 0)
-    for number in range(20):
-        near = leaderboard.near(best, number)
-        assert all(0.39 < near[name] / best[name] < 2.51 for name in ("bound", "step", "local_step"))
-        assert {name: near[name] for name in ("server", "schedule", "local_steps")}.items() <= best.items()
+    """The same for all methods with the same ranges, and spread: every optimiser with 1 and 5 steps."""
+    first, other = (entries.Row("quick", e, 0.5, f) for e, f in ((8.0, "Fed-α-NormEC"), (1.0, "Clip21")))
+    drawn = [entries.draw(first, number) for number in range(entries.DRAWN)]
+    assert drawn == [entries.draw(other, number) for number in range(entries.DRAWN)]
+    for name in entries.SERVERS:
+        mine = [settings for settings in drawn if settings["server"] == name]
+        assert sorted(settings["local_steps"] for settings in mine) == [1, 5]
+        assert sorted(settings["schedule"] for settings in mine) == ["constant", "cooldown"]
+    alone = [entries.draw(first._replace(server="disk"), number) for number in range(entries.DRAWN)]
+    assert {(settings["local_steps"], settings["schedule"]) for settings in alone} == {
+        (steps, shape) for steps in (1, 5) for shape in ("constant", "cooldown")
+    }
+    low, high = (8.0 * end for end in entries.FAMILIES["Clip21"].bound)  # 8 is the length of the features
+    bounds = np.sort([settings["bound"] for settings in drawn])
+    tenths = np.log(bounds / low) / np.log(high / low) * entries.DRAWN
+    assert [*tenths.astype(int)] == [*range(entries.DRAWN)]
+    for number in range(entries.REFINED):
+        near, most = entries.near(drawn[0], number), 3.01 if number < 3 else 1.71
+        assert all(1 / most < near[name] / drawn[0][name] < most for name in ("bound", "step", "local_step"))
+        assert {name: near[name] for name in ("server", "schedule", "local_steps")}.items() <= drawn[0].items()
+
+
+def test_settings_of_the_leaderboard_mean_the_same_in_every_method() -> None:
+    """A bound of 2 on updates, local steps of 0.5 in all: displacements are bounded at 1, and a round moves as far."""
+    asked = {"bound": 2.0, "step": 3.0, "local_step": 0.5, "local_steps": 5, "unit": 8.0}
+    problem, far, ends = fn.random_quadratic(20, 5, seed=1), torch.full((5,), 100.0, dtype=torch.float64), []
+    for family in ("DP-FedAvg (clip)", "DP-FedAvg (normalised)", "DP-SCAFFOLD", "Clip21"):
+        sections = entries.FAMILIES[family].sections(asked)
+        method = rules({"local": {"step": 0.5}, **sections, "run": {"rounds": 1}}).algorithm
+        *_, last = fn.simulate(problem, method, rounds=1, x0=far)
+        ends.append((far - last.x).norm().item())
+    assert all(0 < end <= 3.0 * 2.0 * 1.001 for end in ends)
+    assert max(ends) < 1.6 * min(ends)  # of SCAFFOLD's message half is the control variate: 1/√2
+    assert max(ends) > 0.5 * 3.0 * 2.0
