@@ -132,6 +132,7 @@ FASHION: dict[str, Any] = {"source": "fashion_mnist", "clients": 2000}
 CIFAR10: dict[str, Any] = {"source": "cifar10", "clients": 5000}
 HISTOGRAMS: Config = {"features": GRADIENTS}
 ROUNDS = 60
+LEFT = ("sgd", "momentum", "disk")  # adam and low_pass lost on the first task, in the leaderboard and in the study
 TASKS: dict[str, Task] = {
     "fashion-one-class": Task({
         "data": FASHION | {"partition": "shards", "shards_per_client": 1}, **HISTOGRAMS,
@@ -139,12 +140,14 @@ TASKS: dict[str, Task] = {
     "cifar10-features": Task({
         "data": CIFAR10 | {"partition": "shards", "shards_per_client": 2},
         "features": {"name": "efficientnet_lite0", "size": 64},
-    }, 16.0, 2570, width=256),
-    "movielens": Task({"data": {"source": "movielens"}}, 3.0, 1714, "tokens", "test_auc"),
+    }, 16.0, 2570, width=256, servers=LEFT),
+    "movielens": Task({  # with adam: most of its tokens are rare
+        "data": {"source": "movielens"},
+    }, 3.0, 1714, "tokens", "test_auc", servers=("sgd", "momentum", "adam", "disk")),
+    "fashion-iid": Task({"data": FASHION | {"partition": "iid"}, **HISTOGRAMS}, 343**0.5, 3440, servers=LEFT),
     "fashion-dirichlet": Task({
         "data": FASHION | {"partition": "dirichlet", "concentration": 0.3}, **HISTOGRAMS,
-    }, 343**0.5, 3440),
-    "fashion-iid": Task({"data": FASHION | {"partition": "iid"}, **HISTOGRAMS}, 343**0.5, 3440),
+    }, 343**0.5, 3440, servers=LEFT),
 }  # fmt: skip
 QUICK = Task({"data": {"source": "digits", "partition": "shards", "shards_per_client": 1, "clients": 60}}, 8.0, 650)
 

@@ -24,6 +24,8 @@ from fednormec.algorithms.scaling import scaled as scaled
 from fednormec.audit.audit import Audit as Audit
 from fednormec.audit.audit import audit_mechanism as audit_mechanism
 from fednormec.audit.audit import audit_training as audit_training
+from fednormec.config.recommending import Recommendation as Recommendation
+from fednormec.config.recommending import recommend as recommend
 from fednormec.core.algorithm import Algorithm as Algorithm
 from fednormec.core.algorithm import Server as Server
 from fednormec.core.algorithm import ServerOptimizer as ServerOptimizer

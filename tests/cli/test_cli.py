@@ -34,8 +34,8 @@ LINE = re.compile(r"round (\d+)/(\d+)  [\d.]+ (?:rounds/s|s/round)  ETA \d+ s  l
 X = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
 Y = np.arange(24) % 3
 COMMANDS = [
-    "run", "sweep", "reproduce", "config", "settings", "privacy", "theory", "audit", "evaluate", "predict", "export",
-    "compare", "report", "methods", "models", "data", "federation",
+    "run", "sweep", "reproduce", "config", "settings", "recommend", "privacy", "theory", "audit", "evaluate", "predict",
+    "export", "compare", "report", "methods", "models", "data", "federation",
 ]  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from fednormec.cli import (
     models,
     predict,
     privacy,
+    recommend,
     report,
     reproduce,
     run,
@@ -48,6 +49,7 @@ app.command(help=sweep.HELP, cls=Command)(sweep.sweep)
 app.command(help=reproduce.HELP, cls=Command)(reproduce.reproduce)
 app.command(help=config.HELP, cls=Command)(config.config)
 app.command(help=settings.HELP, cls=Command)(settings.settings)
+app.command(help=recommend.HELP, cls=Command)(recommend.recommend)
 app.command(help=privacy.HELP, cls=Command)(privacy.privacy)
 app.command(help=theory.HELP, cls=Command)(theory.theory)
 app.command(help=audit.HELP, cls=Command)(audit.audit)

@@ -1,0 +1,93 @@
+"""Claim: how far a private model should move in a round follows from public numbers: noise, rounds, length of inputs.
+
+DP-FedAvg with normalised messages, five local steps and a cooldown, on every task of the leaderboard at every ε, with
+20, 60 and 240 rounds, p = 0.1, seed 0: the lengths of a round's move and of the local steps are varied, in units of the
+task's inputs. `fednormec recommend` takes its server step from what is best here.
+
+Run it: python experiments/leaderboard/pace.py              (half an hour on two cores; goes on where it was stopped)
+        python experiments/leaderboard/pace.py --table      (what results/pace.jsonl says)
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+from itertools import product
+from typing import Any
+
+from entries import EPSILONS, TASKS, TUNING_SEED, Row, Settings, short, task_of
+from leaderboard import RESULTS, Runs
+from standings import Held, score
+
+FAMILY, SERVER, P = "DP-FedAvg (normalised)", "sgd", 0.1
+MOVED = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # longest move of a round, in units of one over the inputs' length
+LOCAL = (3.0, 30.0, 100.0)  # local steps together, in units of one over their square
+ROUNDS = (20, 60, 240)
+
+
+class Paced(Row):
+    """A row whose runs are stored apart."""
+
+    @property
+    def file(self) -> str:
+        return "pace"
+
+
+def rows(tasks: list[str]) -> list[Row]:
+    return [Paced(task, e, P, FAMILY, SERVER, rounds) for task, rounds, e in product(tasks, ROUNDS, EPSILONS)]
+
+
+def settings(task: str, moved: float, local: float) -> Settings:
+    """Settings as the leaderboard has them, of a move and of local steps in units of the task."""
+    unit = task_of(task).unit
+    bound = 0.1 * unit  # whatever it is: only bound times step counts where messages are normalised
+    return {
+        "bound": short(bound), "step": short(moved / unit / bound), "local_step": short(local / unit**2),
+        "local_steps": 5, "server": SERVER, "schedule": "cooldown", "unit": short(unit),
+    }  # fmt: skip
+
+
+def found(held: Held, row: Row) -> dict[tuple[float, float], dict[str, Any]]:
+    """The runs of a row by move and local steps."""
+    asked = {(m, c): settings(row.task, m, c) for m, c in product(MOVED, LOCAL)}
+    runs = held.of(row, [TUNING_SEED])
+    return {at: run for at, own in asked.items() for run in runs if run["settings"] == own}
+
+
+def table(held: Held, tasks: list[str]) -> str:
+    """For each task, number of rounds and ε: the noise, and the best figure of each move over the local steps, in %."""
+    lines = [["task", "rounds", "ε", "noise", *(f"{m:g}" for m in MOVED), "best local steps"]]
+    lines.append(["---"] * len(lines[0]))
+    for row in rows(tasks):
+        cells = found(held, row)
+        if len(cells) < len(MOVED) * len(LOCAL):
+            continue
+        by_move = {m: max((score(cells[m, c]), c) for c in LOCAL) for m in MOVED}
+        top = max(figure for figure, _ in by_move.values())
+        shown = [f"**{100 * f:.1f}**" if f > top - 0.003 else f"{100 * f:.1f}" for f, _ in by_move.values()]
+        noise = next(iter(cells.values()))["noise_to_signal"]
+        local = max(by_move.values())[1]
+        lines.append([row.task, str(row.rounds), f"{row.epsilon:g}", f"{noise:.2g}", *shown, f"{local:g}"])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only say what there is")
+    parser.add_argument("--task", action="append", choices=[*TASKS], help="only these")
+    parser.add_argument("--rounds", action="append", type=int, choices=ROUNDS, help="only these")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args(given)
+    tasks, held = asked.task or [*TASKS], Held(RESULTS)
+    if not asked.table:
+        with multiprocessing.get_context("spawn").Pool(asked.workers) as pool:
+            runs = Runs(held, pool, lambda said: print(said, file=sys.stderr, flush=True))
+            mine = [row for row in rows(tasks) if row.rounds in (asked.rounds or ROUNDS)]
+            runs.do([
+                (row, settings(row.task, m, c), TUNING_SEED) for row in mine for m, c in product(MOVED, LOCAL)
+            ])  # fmt: skip
+    print(table(held, tasks))
+
+
+if __name__ == "__main__":
+    main()
