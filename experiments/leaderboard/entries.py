@@ -24,6 +24,7 @@ class Task(NamedTuple):
         sections: sections of a config.
         unit: length of an example's features, which is public: the unit of bounds and steps.
         dim: number of parameters.
+        clients: number of clients.
         model: a linear one on "features" or on "tokens", which heads.py computes, or "any" other.
         figure: the figure that counts.
         width: number of directions, drawn at random, that features are projected to; None: they stay.
@@ -33,6 +34,7 @@ class Task(NamedTuple):
     sections: Config
     unit: float
     dim: int
+    clients: int
     model: Literal["features", "tokens", "any"] = "features"
     figure: str = "test_accuracy"
     width: int | None = None
@@ -76,7 +78,8 @@ def on_updates(name: str, bound: str, s: Settings, **more: Any) -> Config:
 def on_displacements(name: str, bound: str, s: Settings, **more: Any) -> Config:
     """For methods that bound a displacement, local step times P: so that settings mean the same in all methods."""
     method = {"name": name, bound: s["bound"] * s["local_step"], "server_step": s["step"] / s["local_step"]}
-    return {"method": method | more, "local": _local(s)}
+    smooth = {"alpha": s["alpha"]} if "alpha" in s else {}
+    return {"method": method | smooth | more, "local": _local(s)}
 
 
 def scaffold(s: Settings) -> Config:
@@ -136,20 +139,20 @@ LEFT = ("sgd", "momentum", "disk")  # adam and low_pass lost on the first task, 
 TASKS: dict[str, Task] = {
     "fashion-one-class": Task({
         "data": FASHION | {"partition": "shards", "shards_per_client": 1}, **HISTOGRAMS,
-    }, 343**0.5, 3440),
+    }, 343**0.5, 3440, 2000),
     "cifar10-features": Task({
         "data": CIFAR10 | {"partition": "shards", "shards_per_client": 2},
         "features": {"name": "efficientnet_lite0", "size": 64},
-    }, 16.0, 2570, width=256, servers=LEFT),
+    }, 16.0, 2570, 5000, width=256, servers=LEFT),
     "movielens": Task({  # with adam: most of its tokens are rare
         "data": {"source": "movielens"},
-    }, 3.0, 1714, "tokens", "test_auc", servers=("sgd", "momentum", "adam", "disk")),
-    "fashion-iid": Task({"data": FASHION | {"partition": "iid"}, **HISTOGRAMS}, 343**0.5, 3440, servers=LEFT),
+    }, 3.0, 1714, 943, "tokens", "test_auc", servers=("sgd", "momentum", "adam", "disk")),
+    "fashion-iid": Task({"data": FASHION | {"partition": "iid"}, **HISTOGRAMS}, 343**0.5, 3440, 2000, servers=LEFT),
     "fashion-dirichlet": Task({
         "data": FASHION | {"partition": "dirichlet", "concentration": 0.3}, **HISTOGRAMS,
-    }, 343**0.5, 3440, servers=LEFT),
+    }, 343**0.5, 3440, 2000, servers=LEFT),
 }  # fmt: skip
-QUICK = Task({"data": {"source": "digits", "partition": "shards", "shards_per_client": 1, "clients": 60}}, 8.0, 650)
+QUICK = Task({"data": {"source": "digits", "partition": "shards", "shards_per_client": 1, "clients": 60}}, 8.0, 650, 60)
 
 
 class Row(NamedTuple):

@@ -93,7 +93,7 @@ def run(job: Job) -> tuple[Job, dict[str, Any]]:
         steps = settings["local_steps"] if "local" in FAMILIES[row.family].sections(settings) else 1
         algorithm, problem = algorithm._replace(local=found.gd(algorithm.local.step, steps)), found.problem
         start = torch.zeros(problem.dim)
-    assert problem.dim == task.dim, f"{row.task} has {problem.dim} parameters"
+    assert (problem.dim, problem.num_clients) == (task.dim, task.clients), f"{row.task} is not as entries.py says"
     why = Why(algorithm, problem, FAMILIES[row.family].kind)
     done = fn.train(
         problem, why.algorithm, asked.participation, asked.privacy, rounds=row.rounds, seed=seed, x0=start,

@@ -2,7 +2,8 @@
 
 DP-FedAvg with normalised messages, five local steps and a cooldown, on every task of the leaderboard at every ε, with
 20, 60 and 240 rounds, p = 0.1, seed 0: the lengths of a round's move and of the local steps are varied, in units of the
-task's inputs. `fednormec recommend` takes its server step from what is best here.
+task's inputs. `fednormec recommend` takes its server step from what is best here. What it recommends then runs on seeds
+1, 2 and 3, beside the same settings with one thing changed.
 
 Run it: python experiments/leaderboard/pace.py              (half an hour on two cores; goes on where it was stopped)
         python experiments/leaderboard/pace.py --table      (what results/pace.jsonl says)
@@ -12,17 +13,32 @@ import argparse
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from entries import EPSILONS, TASKS, TUNING_SEED, Row, Settings, short, task_of
+import numpy as np
+from entries import EPSILONS, SEEDS, TASKS, TUNING_SEED, Row, Settings, short, task_of
 from leaderboard import RESULTS, Runs
-from standings import Held, score
+from standings import Held, cell, markdown, score
+
+import fednormec as fn
 
 FAMILY, SERVER, P = "DP-FedAvg (normalised)", "sgd", 0.1
 MOVED = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # longest move of a round, in units of one over the inputs' length
-LOCAL = (3.0, 30.0, 100.0)  # local steps together, in units of one over their square
+LOCAL = (3.0, 30.0, 100.0, 300.0)  # local steps together, in units of one over their square
 ROUNDS = (20, 60, 240)
+JUDGED = 60  # rounds of what is recommended, and of the leaderboard
+Change = Callable[[Settings], Settings]
+CHANGES: dict[str, Change] = {
+    "recommended": dict,
+    "one local step": lambda s: s | {"local_steps": 1},
+    "constant step": lambda s: s | {"schedule": "constant"},
+    "momentum": lambda s: s | {"server": "momentum", "step": short(s["step"] / 10)},
+    "disk": lambda s: s | {"server": "disk"},
+    "step / 3": lambda s: s | {"step": short(s["step"] / 3)},
+    "step · 3": lambda s: s | {"step": short(s["step"] * 3)},
+}
 
 
 class Paced(Row):
@@ -37,6 +53,11 @@ def rows(tasks: list[str]) -> list[Row]:
     return [Paced(task, e, P, FAMILY, SERVER, rounds) for task, rounds, e in product(tasks, ROUNDS, EPSILONS)]
 
 
+def grid(row: Row) -> list[tuple[float, float]]:
+    """The moves and local steps that are tried; with another number of rounds than the leaderboard's moves alone."""
+    return list(product(MOVED, LOCAL if row.rounds == JUDGED else LOCAL[2:3]))
+
+
 def settings(task: str, moved: float, local: float) -> Settings:
     """Settings as the leaderboard has them, of a move and of local steps in units of the task."""
     unit = task_of(task).unit
@@ -49,7 +70,7 @@ def settings(task: str, moved: float, local: float) -> Settings:
 
 def found(held: Held, row: Row) -> dict[tuple[float, float], dict[str, Any]]:
     """The runs of a row by move and local steps."""
-    asked = {(m, c): settings(row.task, m, c) for m, c in product(MOVED, LOCAL)}
+    asked = {(m, c): settings(row.task, m, c) for m, c in grid(row)}
     runs = held.of(row, [TUNING_SEED])
     return {at: run for at, own in asked.items() for run in runs if run["settings"] == own}
 
@@ -60,15 +81,55 @@ def table(held: Held, tasks: list[str]) -> str:
     lines.append(["---"] * len(lines[0]))
     for row in rows(tasks):
         cells = found(held, row)
-        if len(cells) < len(MOVED) * len(LOCAL):
+        if len(cells) < len(grid(row)):
             continue
-        by_move = {m: max((score(cells[m, c]), c) for c in LOCAL) for m in MOVED}
+        by_move = {m: max((score(cells[n, c]), c) for n, c in grid(row) if n == m) for m in MOVED}
         top = max(figure for figure, _ in by_move.values())
         shown = [f"**{100 * f:.1f}**" if f > top - 0.003 else f"{100 * f:.1f}" for f, _ in by_move.values()]
-        noise = next(iter(cells.values()))["noise_to_signal"]
-        local = max(by_move.values())[1]
+        noise, local = next(iter(cells.values()))["noise_to_signal"], max(by_move.values())[1]
         lines.append([row.task, str(row.rounds), f"{row.epsilon:g}", f"{noise:.2g}", *shown, f"{local:g}"])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(lines)
+
+
+def recommended(task: str, epsilon: float) -> Settings:
+    """What `fednormec recommend` says of a task, as settings of the leaderboard."""
+    asked = task_of(task)
+    config = fn.recommend(
+        clients=asked.clients, dim=asked.dim, epsilon=epsilon, rounds=JUDGED, p=P, input_norm=asked.unit, linear=True
+    ).config
+    local, method, server = config["local"], config["method"], config["server"]
+    assert (method["name"], local["name"]) == ("dp_fed_avg_normalized", "gd")
+    return {
+        "bound": short(1 / local["step"]), "step": short(method["server_step"] * local["step"]),
+        "local_step": local["step"], "local_steps": local["steps"], "server": server["name"],
+        "schedule": server["schedule"], "alpha": method["alpha"], "unit": short(asked.unit),
+    }  # fmt: skip
+
+
+def changed(tasks: list[str]) -> dict[tuple[str, float], dict[str, tuple[Row, Settings]]]:
+    """What is recommended for a task at an ε, and the same with one thing changed."""
+    found: dict[tuple[str, float], dict[str, tuple[Row, Settings]]] = {}
+    for task, epsilon in product(tasks, EPSILONS):
+        for name, change in CHANGES.items():
+            asked = change(recommended(task, epsilon))
+            row = Paced(task, epsilon, P, FAMILY, asked["server"], JUDGED)
+            found.setdefault((task, epsilon), {})[name] = row, asked
+    return found
+
+
+def comparison(held: Held, tasks: list[str]) -> str:
+    """What is recommended, on seeds 1, 2 and 3, and what each change adds to it, in points."""
+    lines = [["task", "ε", *CHANGES], ["---"] * (2 + len(CHANGES))]
+    for (task, epsilon), own in changed(tasks).items():
+        figures = {
+            name: [run["last"] for run in held.of(row, SEEDS) if run["settings"] == asked]
+            for name, (row, asked) in own.items()
+        }
+        if all(len(values) == len(SEEDS) for values in figures.values()):
+            base, *others = figures.values()
+            gains = [f"{100 * (np.mean(values) - np.mean(base)):+.1f}" for values in others]
+            lines.append([task, f"{epsilon:g}", cell(base), *gains])
+    return markdown(lines)
 
 
 def main(given: list[str] | None = None) -> None:
@@ -83,10 +144,9 @@ def main(given: list[str] | None = None) -> None:
         with multiprocessing.get_context("spawn").Pool(asked.workers) as pool:
             runs = Runs(held, pool, lambda said: print(said, file=sys.stderr, flush=True))
             mine = [row for row in rows(tasks) if row.rounds in (asked.rounds or ROUNDS)]
-            runs.do([
-                (row, settings(row.task, m, c), TUNING_SEED) for row in mine for m, c in product(MOVED, LOCAL)
-            ])  # fmt: skip
-    print(table(held, tasks))
+            runs.do([(row, settings(row.task, *at), TUNING_SEED) for row in mine for at in grid(row)])
+            runs.do([(*job, seed) for own in changed(tasks).values() for job in own.values() for seed in SEEDS])
+    print(table(held, tasks), comparison(held, tasks), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -95,10 +95,10 @@ def winners(held: Held, rows: Iterable[Row]) -> str:
         ours, theirs = (max(side, key=lambda family: np.mean(figures[family])) for side in sides)
         gap = 100 * (np.mean(figures[ours]) - np.mean(figures[theirs]))
         lines.append([
-            at.task, f"{at.p:g}", f"{at.epsilon:g}", ours, _cell(figures[ours]), theirs, _cell(figures[theirs]),
+            at.task, f"{at.p:g}", f"{at.epsilon:g}", ours, cell(figures[ours]), theirs, cell(figures[theirs]),
             f"{gap:+.1f} ± {100 * np.hypot(_spread(figures[ours]), _spread(figures[theirs])):.1f}",
         ])  # fmt: skip
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def table(held: Held, rows: Iterable[Row]) -> str:
@@ -107,7 +107,7 @@ def table(held: Held, rows: Iterable[Row]) -> str:
     def cells(own: dict[str, Row], family: str) -> str:
         best = max((held.figures(row) for row in own.values()), key=np.mean)
         mine = held.figures(own[family])
-        text = _cell(mine)
+        text = cell(mine)
         return f"**{text}**" if np.mean(mine) >= np.mean(best) - _spread(best) else text
 
     return _by_task(held, rows, cells)
@@ -147,9 +147,9 @@ def study(held: Held) -> str:
             continue
         best = max(own, key=np.mean)
         least = np.mean(best) - _spread(best)
-        cells = [f"**{_cell(values)}**" if np.mean(values) >= least else _cell(values) for values in own]
+        cells = [f"**{cell(values)}**" if np.mean(values) >= least else cell(values) for values in own]
         lines.append([family, f"{epsilon:g}", str(rounds), *cells])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def _by_task(held: Held, rows: Iterable[Row], cells: Callable[[dict[str, Row], str], str]) -> str:
@@ -160,15 +160,15 @@ def _by_task(held: Held, rows: Iterable[Row], cells: Callable[[dict[str, Row], s
         lines = [["method", *(f"ε = {epsilon:g}" for epsilon in mine)], ["---"] * (1 + len(mine))]
         families = dict.fromkeys(family for own in mine.values() for family in own)
         lines += [[family, *(cells(own, family) for own in mine.values())] for family in families]
-        parts.append(f"### {task}, p = {p:g}\n\n{_markdown(lines)}")
+        parts.append(f"### {task}, p = {p:g}\n\n{markdown(lines)}")
     return "\n\n".join(parts)
 
 
-def _markdown(lines: Cells) -> str:
+def markdown(lines: Cells) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(values: list[float]) -> str:
+def cell(values: list[float]) -> str:
     return f"{100 * np.mean(values):.1f} ± {100 * _spread(values):.1f}"
 
 

@@ -14,7 +14,7 @@ measured (docs/algorithm.md, "What to choose when"). They are a start: tuning ma
 \b
 Examples:
   fednormec recommend --clients 2000 --dim 3440 --epsilon 2 > start.toml
-  fednormec recommend --clients 2000 --dim 3440 --epsilon 2 --rounds 100 --p 0.1 --input-norm 18.5
+  fednormec recommend --clients 2000 --dim 3440 --epsilon 2 --rounds 100 --p 0.1 --input-norm 18.5 --linear
   fednormec recommend --clients 50 --dim 650 --epsilon 8 --trust secagg
   fednormec recommend --clients 2000 --dim 3440 --epsilon 2 --json
   fednormec run start.toml --set data.source=mydata.npz
@@ -35,6 +35,9 @@ def recommend(
         float | None,
         typer.Option(help="Typical length of one example's inputs: √F for F standardised numbers.", show_default="5"),
     ] = None,
+    linear: Annotated[
+        bool, typer.Option("--linear", help="The model is linear: no hidden layers. It can take longer steps.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     from fednormec.config import recommending
@@ -43,6 +46,6 @@ def recommend(
 
     found = recommending.recommend(
         clients=clients, dim=dim, epsilon=epsilon, rounds=rounds, p=p, delta=delta, trust=cast(Trust, trust),
-        input_norm=input_norm,
+        input_norm=input_norm, linear=linear,
     )  # fmt: skip
     print(to_json(found.facts) if as_json else found.toml().rstrip())
