@@ -13,6 +13,7 @@ import heads
 import leaderboard
 import numpy as np
 import outlook
+import pace
 import private_at_scale
 import pytest
 import rates
@@ -419,6 +420,42 @@ def test_the_leaderboard_tunes_all_alike_and_goes_on_where_it_was(
     }
     leaderboard.main(asked)  # nothing is missing
     assert len(file.read_text().splitlines()) == len(runs)
+
+
+def test_the_pages_of_the_leaderboard_say_what_its_runs_say() -> None:
+    """Each row that is shown had as many tuning runs as any other, and kept its ε."""
+    held = standings.Held(leaderboard.RESULTS)
+    rows = list(entries.rows_of(entries.TASKS, entries.EPSILONS, entries.SHARES))
+    assert standings.page(held, rows) == (EXPERIMENTS / "leaderboard" / "results.md").read_text()
+    assert pace.page(held) == pace.PAGE.read_text()
+    shown = [row for own in standings.places(held, rows).values() for row in own.values()]
+    assert len(shown) >= 200
+    for row in [*shown, *entries.STUDY]:
+        tuning = held.of(row, [entries.TUNING_SEED])
+        assert len(tuning) == entries.DRAWN + entries.REFINED
+        assert all(entries.draw(row, number) in [run["settings"] for run in tuning] for number in range(entries.DRAWN))
+        assert all(0.9 * row.epsilon < run["epsilon"] <= row.epsilon for run in tuning + held.judged(row))
+
+
+def test_what_the_leaderboard_recommends_is_within_its_reach() -> None:
+    """The reasons that `fednormec recommend` gives, held against the runs that they rest on."""
+    held = standings.Held(leaderboard.RESULTS)
+    rows = list(entries.rows_of(entries.TASKS, entries.EPSILONS, entries.SHARES))
+    behind, gains = [], {name: list[float]() for name in pace.CHANGES}
+    for own in standings.places(held, rows).values():
+        figures = {family: np.mean(held.figures(row)) for family, row in own.items()}
+        behind.append(100 * (max(figures.values()) - figures[pace.FAMILY]))
+    assert 1.5 < max(behind) < 1.65  # "no tuned method was over 1.6 points better"
+    for own in pace.changed([*entries.TASKS]).values():
+        found = {
+            name: np.mean([run["last"] for run in held.of(row, entries.SEEDS) if run["settings"] == asked])
+            for name, (row, asked) in own.items()
+        }
+        for name, figure in found.items():
+            gains[name].append(100 * (figure - found["recommended"]))
+    assert -4.0 < min(gains["one local step"]) < -3.5 and max(gains["one local step"]) < 0.65
+    assert min(gains["constant step"]) < -17 and max(gains["momentum"]) < 1.45
+    assert max(gains["step / 3"]) < 1 and max(gains["step · 3"]) < 0
 
 
 @pytest.mark.parametrize("alike", [False, True])

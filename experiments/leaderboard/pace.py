@@ -6,7 +6,7 @@ task's inputs. `fednormec recommend` takes its server step from what is best her
 1, 2 and 3, beside the same settings with one thing changed.
 
 Run it: python experiments/leaderboard/pace.py              (half an hour on two cores; goes on where it was stopped)
-        python experiments/leaderboard/pace.py --table      (what results/pace.jsonl says)
+        python experiments/leaderboard/pace.py --table      (pace.md, from what is done)
 """
 
 import argparse
@@ -28,6 +28,7 @@ FAMILY, SERVER, P = "DP-FedAvg (normalised)", "sgd", 0.1
 MOVED = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # longest move of a round, in units of one over the inputs' length
 LOCAL = (3.0, 30.0, 100.0, 300.0)  # local steps together, in units of one over their square
 ROUNDS = (20, 60, 240)
+PAGE = RESULTS.with_name("pace.md")
 JUDGED = 60  # rounds of what is recommended, and of the leaderboard
 Change = Callable[[Settings], Settings]
 CHANGES: dict[str, Change] = {
@@ -132,6 +133,15 @@ def comparison(held: Held, tasks: list[str]) -> str:
     return markdown(lines)
 
 
+def page(held: Held) -> str:
+    """Both tables, for pace.md."""
+    parts = {
+        "How far to move in a round": table(held, [*TASKS]),
+        "What is recommended, and each change to it": comparison(held, [*TASKS]),
+    }
+    return "# Pace\n\n" + "\n\n".join(f"## {title}\n\n{body}" for title, body in parts.items()) + "\n"
+
+
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only say what there is")
@@ -146,6 +156,7 @@ def main(given: list[str] | None = None) -> None:
             mine = [row for row in rows(tasks) if row.rounds in (asked.rounds or ROUNDS)]
             runs.do([(row, settings(row.task, *at), TUNING_SEED) for row in mine for at in grid(row)])
             runs.do([(*job, seed) for own in changed(tasks).values() for job in own.values() for seed in SEEDS])
+    PAGE.write_text(page(held), encoding="utf-8")
     print(table(held, tasks), comparison(held, tasks), sep="\n\n")
 
 
