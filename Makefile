@@ -111,9 +111,11 @@ reproduce: data
 private-at-scale: data
 	$(BIN)/python experiments/private-at-scale/private_at_scale.py
 
-# every method tuned alike at each ε, with the server's optimisers: hours; goes on where it was stopped
+# every method tuned alike at each ε, with the server's optimisers, and how long steps should be: three hours; goes on
+# where it was stopped
 leaderboard: data
-	$(BIN)/python experiments/leaderboard/leaderboard.py
+	$(BIN)/fednormec data fetch movielens
+	for part in leaderboard pace beyond; do $(BIN)/python experiments/leaderboard/$$part.py || exit 1; done
 
 $(FLWR)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLWR)

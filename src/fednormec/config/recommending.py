@@ -181,6 +181,7 @@ def recommend(
     found = outlook(kept)
     choices = (
         Choice("data", "source", "mydata.npz", "put your own here; fednormec settings data says what can stand here"),
+        Choice("data", "clients", clients, "deals the examples out; leave it out if your data name their clients"),
         *([Choice("model", "name", "linear", "as asked")] if situation.linear else []),
         *_method(situation, found),
         *_participation(situation),
