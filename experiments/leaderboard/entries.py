@@ -25,7 +25,7 @@ class Task(NamedTuple):
         unit: length of an example's features, which is public: the unit of bounds and steps.
         dim: number of parameters.
         clients: number of clients.
-        model: a linear one on "features" or on "tokens", which heads.py computes, or "any" other.
+        inputs: what the linear model is on, "features" or "tokens".
         figure: the figure that counts.
         width: number of directions, drawn at random, that features are projected to; None: they stay.
         servers: names of the optimisers; those that lost on the first task are left out of the others.
@@ -35,7 +35,7 @@ class Task(NamedTuple):
     unit: float
     dim: int
     clients: int
-    model: Literal["features", "tokens", "any"] = "features"
+    inputs: Literal["features", "tokens"] = "features"
     figure: str = "test_accuracy"
     width: int | None = None
     servers: tuple[str, ...] = ("sgd", "momentum", "adam", "low_pass", "disk")

@@ -58,7 +58,7 @@ Job = tuple[Row, Settings, int]  # and a seed
 
 @lru_cache(maxsize=4)
 def clients(name: str, seed: int) -> Any:
-    """The clients of a task, dealt out by this seed, as heads, bags or a problem; made once by every worker."""
+    """The clients of a task, dealt out by this seed, as heads or bags; made once by every worker."""
     from fednormec.config.assemble import assemble, extractor_of, rules
     from fednormec.config.datasets import federated_data
     from fednormec.config.own import Loading
@@ -67,11 +67,9 @@ def clients(name: str, seed: int) -> Any:
 
     task = task_of(name)
     asked = with_usual({**task.sections, "local": {"step": 1.0}, "run": {"seed": seed}})
-    if task.model == "any":
-        return assemble(asked).problem
     resolved, load = rules(asked).config, Loading(Path())
     data = federated_data(asked, resolved, seed, load).data
-    if task.model == "tokens":
+    if task.inputs == "tokens":
         return heads.bags(data, assemble(asked, data).problem)
     with_them = with_features(data, extractor_of(asked, resolved, load)) if "features" in asked else data
     return heads.heads(with_them, task.width)
@@ -88,16 +86,15 @@ def run(job: Job) -> tuple[Job, dict[str, Any]]:
     row, settings, seed = job
     task, started, found = task_of(row.task), time.perf_counter(), clients(row.task, seed)
     asked = rules(config(task, row, settings, seed))
-    algorithm, problem, start = asked.algorithm, found, None
-    if task.model != "any":
-        steps = settings["local_steps"] if "local" in FAMILIES[row.family].sections(settings) else 1
-        algorithm, problem = algorithm._replace(local=found.gd(algorithm.local.step, steps)), found.problem
-        start = torch.zeros(problem.dim)
+    family, problem = FAMILIES[row.family], found.problem
+    steps = settings["local_steps"] if "local" in family.sections(settings) else 1
+    algorithm = asked.algorithm._replace(local=found.gd(asked.algorithm.local.step, steps))
     assert (problem.dim, problem.num_clients) == (task.dim, task.clients), f"{row.task} is not as entries.py says"
-    why = Why(algorithm, problem, FAMILIES[row.family].kind)
+    why = Why(algorithm, problem, family.kind)
     done = fn.train(
-        problem, why.algorithm, asked.participation, asked.privacy, rounds=row.rounds, seed=seed, x0=start,
-        workers=1, evaluate_every=max(1, row.rounds // 6), observers=[why.observer] if seed != TUNING_SEED else [],
+        problem, why.algorithm, asked.participation, asked.privacy, rounds=row.rounds, seed=seed,
+        x0=torch.zeros(problem.dim), workers=1, evaluate_every=row.rounds,
+        observers=[why.observer] if seed != TUNING_SEED else [],
     )  # fmt: skip
     records = [r | r.apart for r in done.history if r.evaluated]
     last = records[-1] if records and done.diverged is None else {}
