@@ -428,6 +428,8 @@ def test_the_pages_of_the_leaderboard_say_what_its_runs_say() -> None:
     rows = list(entries.rows_of(entries.TASKS, entries.EPSILONS, entries.SHARES))
     assert standings.page(held, rows) == (EXPERIMENTS / "leaderboard" / "results.md").read_text()
     assert pace.page(held) == pace.PAGE.read_text()
+    said = (EXPERIMENTS / "leaderboard" / "README.md").read_text()
+    assert standings.winners(held, rows) in said and pace.comparison(held, [*entries.TASKS]) in said
     shown = [row for own in standings.places(held, rows).values() for row in own.values()]
     assert len(shown) >= 200
     for row in [*shown, *entries.STUDY]:
@@ -445,7 +447,7 @@ def test_what_the_leaderboard_recommends_is_within_its_reach() -> None:
     for own in standings.places(held, rows).values():
         figures = {family: np.mean(held.figures(row)) for family, row in own.items()}
         behind.append(100 * (max(figures.values()) - figures[pace.FAMILY]))
-    assert 1.5 < max(behind) < 1.65  # "no tuned method was over 1.6 points better"
+    assert 1.5 < max(behind) < 2  # "no tuned method was over 2 points better"
     for own in pace.changed([*entries.TASKS]).values():
         found = {
             name: np.mean([run["last"] for run in held.of(row, entries.SEEDS) if run["settings"] == asked])

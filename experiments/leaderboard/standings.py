@@ -204,6 +204,9 @@ def picture(held: Held, rows: list[Row], path: Path) -> None:
     families = list(FAMILIES)
     for (i, p), (j, task) in product(enumerate(shares), enumerate(tasks)):
         panel = axes[i][j]
+        if (task, p) not in panels:
+            panel.set_visible(False)
+            continue
         for colour, (at, own) in zip(SERIES, ((a, o) for a, o in found.items() if a[:2] == (task, p)), strict=False):
             values = [held.figures(own[family]) for family in families]
             means, spreads = [100 * np.mean(v) for v in values], [100 * _spread(v) for v in values]
@@ -213,8 +216,8 @@ def picture(held: Held, rows: list[Row], path: Path) -> None:
         panel.set_title(f"{task}, p = {p:g}", fontsize=10)
         panel.set_yticks(range(len(families)), families)
         panel.grid(axis="y", lw=0.3)
-        if i == len(shares) - 1:
+        if p == max(share for name, share in panels if name == task):
             panel.set_xlabel("test AUC, %" if task == "movielens" else "test accuracy, %")
     axes[0][0].invert_yaxis()
-    axes[0][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     save_figure(figure, path)

@@ -208,7 +208,7 @@ def _method(situation: Situation, found: Outlook) -> list[Choice]:
         Choice("local", "name", "gd", "full gradients; sgd for clients with many examples"),
         Choice("local", "steps", STEPS, "up to 4 points better than one step; 0.6 worse with one class per client"),
         Choice("local", "step", _short(local), f"all local steps together; {longer}"),
-        Choice("method", "name", METHOD, "no tuned method was over 1.6 points better; no bound to tune"),
+        Choice("method", "name", METHOD, "no tuned method was over 2 points better; no bound to tune"),
         Choice("method", "alpha", _short(0.01 * local * unit), "1 % of the longest step: only tiny updates are damped"),
         Choice("method", "server_step", _short(move), why),
         Choice("server", "name", "sgd", "momentum with a tenth of the step: 6 points worse to 1.4 better; worth a try"),
