@@ -18,8 +18,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from entries import EPSILONS, SEEDS, TASKS, TUNING_SEED, Row, Settings, short, task_of
-from leaderboard import RESULTS, Runs
+from entries import EPSILONS, SEEDS, SHARES, TASKS, TUNING_SEED, Row, Settings, short, task_of
+from leaderboard import RESULTS, Job, Runs
 from standings import Held, cell, markdown, score
 
 import fednormec as fn
@@ -92,11 +92,11 @@ def table(held: Held, tasks: list[str]) -> str:
     return markdown(lines)
 
 
-def recommended(task: str, epsilon: float) -> Settings:
+def recommended(task: str, epsilon: float, p: float = P) -> Settings:
     """What `fednormec recommend` says of a task, as settings of the leaderboard."""
     asked = task_of(task)
     config = fn.recommend(
-        clients=asked.clients, dim=asked.dim, epsilon=epsilon, rounds=JUDGED, p=P, input_norm=asked.unit, linear=True
+        clients=asked.clients, dim=asked.dim, epsilon=epsilon, rounds=JUDGED, p=p, input_norm=asked.unit, linear=True
     ).config
     local, method, server = config["local"], config["method"], config["server"]
     assert (method["name"], local["name"]) == ("dp_fed_avg_normalized", "gd")
@@ -133,11 +133,44 @@ def comparison(held: Held, tasks: list[str]) -> str:
     return markdown(lines)
 
 
+def beyond(p: float) -> dict[float, Job]:
+    """A look beyond the protocol: what is recommended for MovieLens at ε = 8, with momentum and a constant step.
+
+    Returns:
+        The run on the tuning seed for each factor on the step.
+    """
+    row, asked = Paced("movielens", 8.0, p, FAMILY, "momentum", JUDGED), recommended("movielens", 8.0, p)
+    changes = {"server": "momentum", "schedule": "constant"}
+    return {f: (row, asked | changes | {"step": short(asked["step"] * f / 10)}, TUNING_SEED) for f in (1.0, 2.0, 4.0)}
+
+
+def best_beyond(held: Held, p: float) -> list[Job]:
+    """The best of them on the other seeds."""
+    row, settings, _ = max(beyond(p).values(), key=lambda job: _figure(held, job))
+    return [(row, settings, seed) for seed in SEEDS]
+
+
+def _figure(held: Held, job: Job) -> float:
+    row, settings, seed = job
+    return next(score(run) for run in held.of(row, [seed]) if run["settings"] == settings)
+
+
+def look(held: Held) -> str:
+    """The figure of each factor on the tuning seed, and of the best on the others."""
+    lines = [["p", "step", "step · 2", "step · 4", "the best of them on seeds 1, 2, 3"], ["---"] * 5]
+    for p in SHARES:
+        if all(held.has(*job) for job in beyond(p).values()) and all(held.has(*job) for job in best_beyond(held, p)):
+            tried = [f"{100 * _figure(held, job):.1f}" for job in beyond(p).values()]
+            lines.append([f"{p:g}", *tried, cell([_figure(held, job) for job in best_beyond(held, p)])])
+    return markdown(lines)
+
+
 def page(held: Held) -> str:
-    """Both tables, for pace.md."""
+    """All tables, for pace.md."""
     parts = {
         "How far to move in a round": table(held, [*TASKS]),
         "What is recommended, and each change to it": comparison(held, [*TASKS]),
+        "Beyond the protocol: MovieLens at ε = 8 with momentum and a constant step": look(held),
     }
     return "# Pace\n\n" + "\n\n".join(f"## {title}\n\n{body}" for title, body in parts.items()) + "\n"
 
@@ -156,6 +189,8 @@ def main(given: list[str] | None = None) -> None:
             mine = [row for row in rows(tasks) if row.rounds in (asked.rounds or ROUNDS)]
             runs.do([(row, settings(row.task, *at), TUNING_SEED) for row in mine for at in grid(row)])
             runs.do([(*job, seed) for own in changed(tasks).values() for job in own.values() for seed in SEEDS])
+            runs.do([job for p in SHARES for job in beyond(p).values()])
+            runs.do([job for p in SHARES for job in best_beyond(held, p)])
     PAGE.write_text(page(held), encoding="utf-8")
     print(table(held, tasks), comparison(held, tasks), sep="\n\n")
 

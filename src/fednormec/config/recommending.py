@@ -197,7 +197,7 @@ def _rounds(situation: Situation) -> tuple[int, str]:
     """Returns how many rounds pay, and why: more of them let a model with little noise go on learning."""
     if outlook(situation.plan(MANY)).per_round < WORTH:
         return MANY, f"with this little noise {MANY} rounds gained up to 1.5 points over {FEW}"
-    return FEW, f"with this much noise {MANY} rounds gained nothing over {FEW}, and 20 lost up to 2 points"
+    return FEW, f"with this much noise {MANY} rounds gained less than 1 point over {FEW}, and 20 lost up to 2"
 
 
 def _method(situation: Situation, found: Outlook) -> list[Choice]:
