@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fednormec as fn
-from fednormec.config.recommending import FEW, LINEAR, LOGITS, LONGEST, MANY
+from fednormec.config.recommending import FEW, LINEAR_MOVE, LOGITS, MANY, NET_MOVE
 from fednormec.config.schema import dump
 
 FASHION: dict[str, Any] = {"clients": 2000, "dim": 3440, "p": 0.1, "input_norm": 18.5, "linear": True}
@@ -40,14 +40,18 @@ def test_any_federation_gets_settings_that_keep_its_epsilon(
     json.dumps(found.facts, allow_nan=False)
 
 
-def test_the_noise_of_all_rounds_comes_to_the_same_in_an_output() -> None:
+@pytest.mark.parametrize(("trust", "senders"), [("central", 1), ("secagg", 200), ("local", 200)])
+def test_the_noise_of_all_rounds_comes_to_the_same_in_an_output(trust: str, senders: int) -> None:
     """The rule, from the mechanism's own noise: std of the sum, over pM, √K of them, times step and inputs."""
     for epsilon, rounds in ((1.0, 20), (2.0, 60), (0.5, 240)):
-        found = fn.recommend(epsilon=epsilon, rounds=rounds, **FASHION)
-        step = found.config["method"]["server_step"]
-        noise = found.plan.mechanism.noise_std / (0.1 * 2000) * math.sqrt(rounds) * step * 18.5
+        found = fn.recommend(epsilon=epsilon, rounds=rounds, trust=trust, **FASHION)
+        step, of_the_sum = found.config["method"]["server_step"], math.sqrt(senders) * found.plan.mechanism.noise_std
+        noise = of_the_sum / (0.1 * 2000) * math.sqrt(rounds) * step * 18.5
         assert noise == pytest.approx(LOGITS, rel=0.05)  # steps have two digits
-    for linear, most in ((True, LINEAR[0] / 18.5), (False, LONGEST)):
+
+
+def test_a_quiet_model_moves_no_further_than_was_good() -> None:
+    for linear, most in ((True, LINEAR_MOVE / 18.5), (False, NET_MOVE)):
         quiet = fn.recommend(**FASHION | {"clients": 10**6, "linear": linear}, epsilon=8.0, rounds=20)
         assert quiet.config["method"]["server_step"] == pytest.approx(most, rel=0.05)
 
@@ -114,6 +118,27 @@ def test_what_cannot_be_learnt_is_said(fednormec_: Command) -> None:
     assert "δ = 0.5 is not below 1 / 3" in fednormec_(*few, "--delta", "0.5").out
 
 
+def test_notes_say_where_drawing_clients_costs_much() -> None:
+    """In secure aggregation few senders bring little noise of their own; in central trust it hardly matters."""
+    asked: dict[str, Any] = {"clients": 2000, "dim": 3440, "epsilon": 2.0, "p": 0.1, "rounds": 60}
+    notes = {trust: " ".join(fn.recommend(trust=trust, **asked).notes) for trust in ("central", "secagg")}
+    assert "Drawing clients costs much" in notes["secagg"] and "Drawing" not in notes["central"]
+    assert "measured with central trust" in notes["secagg"] and "measured" not in notes["central"]
+    reasons = fn.recommend(trust="secagg", **asked).facts["reasons"]
+    assert reasons["participation.name"].endswith("the server sees who")
+
+
+def test_the_guess_is_named_where_it_decides() -> None:
+    """A net that moves as far as it may does so whatever the length of its inputs."""
+    many, few = (fn.recommend(clients=n, dim=650, epsilon=1, rounds=60).facts["reasons"] for n in (10**6, 50))
+    assert "--input-norm" in few["method.server_step"] and "--input-norm" not in many["method.server_step"]
+
+
+def test_runs_beyond_accounting_are_not_proposed() -> None:
+    assert any("Tune" in note for note in fn.recommend(clients=100, dim=10, epsilon=1, rounds=3 * 10**8).notes)
+    assert not fn.recommend(clients=100, dim=10, epsilon=1, rounds=4 * 10**8).notes
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -126,7 +151,10 @@ def test_what_cannot_be_learnt_is_said(fednormec_: Command) -> None:
         ("--p 1.5", "the participation probability must lie in (0, 1], not 1.5."),
         ("--delta 1", "delta must lie strictly between 0 and 1, not 1.0."),
         ("--trust nobody", "trust must be 'central' or 'secagg' or 'local', not 'nobody'."),
-        ("--input-norm -1", "input_norm must be a positive number, not -1.0."),
+        ("--input-norm -1", "input_norm must lie between 1e-06 and 1e+06, not -1.0."),
+        ("--input-norm 1e200", "input_norm must lie between 1e-06 and 1e+06, not 1e+200."),
+        ("--input-norm nan", "input_norm must lie between 1e-06 and 1e+06, not nan."),
+        ("--dim 1" + 320 * "0", "dim must be at most 10^15, not 1000000"),
     ],
 )
 def test_a_mistake_is_one_sentence(fednormec_: Command, changed: str, message: str) -> None:

@@ -4,28 +4,31 @@ The rules and what they rest on: experiments/leaderboard and docs/algorithm.md. 
 """
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 from fednormec.config.assemble import Rules, rules
 from fednormec.config.schema import Config, as_toml
 from fednormec.core.participation import Participation, full, poisson
-from fednormec.errors import at_least_one, one_of, positive
+from fednormec.errors import UserError, at_least_one, one_of, positive, visible
 from fednormec.privacy.labels import up
-from fednormec.privacy.mechanism import TRUSTS, Plan, Privacy, Trust, plan
+from fednormec.privacy.mechanism import MOST, TRUSTS, Plan, Privacy, Trust, plan
 from fednormec.privacy.outlook import Outlook, outlook
 
 METHOD, STEPS = "dp_fed_avg_normalized", 5
 LOGITS = 2.0  # noise that all rounds together may put into an output of a linear model
-# longest move of a round, and a client's local steps together, in units of one over the length of an example's inputs
-# and of one over its square; what is good for linear models broke nets
-LINEAR, NET = (128.0, 100.0), (math.inf, 30.0)
-LONGEST = 1.0  # longest move of a round of a net
+# A linear model's longest move of a round and a client's local steps together, in units of one over the length of an
+# example's inputs and of one over its square. They broke nets, which get a shorter move, in no units, and local steps.
+LINEAR_MOVE, LINEAR_LOCAL, NET_MOVE, NET_LOCAL = 128.0, 100.0, 1.0, 30.0
 FEW, MANY = 60, 240  # numbers of rounds
 WORTH = 0.6  # noise to signal of a round among many, below which many pay
 TYPICAL = 5.0  # length of an example's inputs where nobody says
+SHORTEST, LONGEST = 1e-6, 1e6  # lengths of inputs that make sense
+LARGEST = 10**15  # number of parameters
 TRIES = 3  # server steps to try: a third, this one, three times as much
+COSTLY = 2.0  # how much more noise drawing clients may cost before it is mentioned
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class Situation:
     def __post_init__(self) -> None:
         at_least_one("clients", self.clients)
         at_least_one("dim", self.dim)
+        if self.dim > LARGEST:
+            raise UserError(f"dim must be at most 10^15, not {visible(self.dim, 30)}.")
         positive("epsilon", self.epsilon)
         one_of("trust", self.trust, TRUSTS)
         if self.rounds is not None:
             at_least_one("rounds", self.rounds)
-        if self.input_norm is not None:
-            positive("input_norm", self.input_norm)
+        if self.input_norm is not None and not SHORTEST <= self.input_norm <= LONGEST:
+            raise UserError(f"input_norm must lie between {SHORTEST:g} and {LONGEST:g}, not {self.input_norm}.")
 
     @property
     def participation(self) -> Participation:
@@ -196,22 +201,22 @@ def recommend(
 def _rounds(situation: Situation) -> tuple[int, str]:
     """Returns how many rounds pay, and why: more of them let a model with little noise go on learning."""
     if outlook(situation.plan(MANY)).per_round < WORTH:
-        return MANY, f"with this little noise {MANY} rounds gained up to 1.5 points over {FEW}"
-    return FEW, f"with this much noise {MANY} rounds gained less than 1 point over {FEW}, and 20 lost up to 2"
+        return MANY, f"with this little noise {MANY} rounds were 0.3 points worse to 1.5 better than {FEW}"
+    return FEW, f"with this much noise {MANY} rounds were 0.7 points worse to 0.9 better; 20 lost up to 2.2"
 
 
 def _method(situation: Situation, found: Outlook) -> list[Choice]:
     unit, (move, why) = situation.length, _move(situation, found)
-    local = (LINEAR if situation.linear else NET)[1] / unit**2
-    longer = "as long ones broke nets" if situation.linear else "linear models gained by longer ones (--linear)"
+    local = (LINEAR_LOCAL if situation.linear else NET_LOCAL) / unit**2
+    longer = "steps this long broke nets" if situation.linear else "linear models gained by longer ones (--linear)"
     return [
         Choice("local", "name", "gd", "full gradients; sgd for clients with many examples"),
         Choice("local", "steps", STEPS, "up to 4 points better than one step; 0.6 worse with one class per client"),
-        Choice("local", "step", _short(local), f"all local steps together; {longer}"),
+        Choice("local", "step", _short(local), f"sum of the {STEPS} local steps; {longer}"),
         Choice("method", "name", METHOD, "no tuned method was over 2 points better; no bound to tune"),
         Choice("method", "alpha", _short(0.01 * local * unit), "1 % of the longest step: only tiny updates are damped"),
         Choice("method", "server_step", _short(move), why),
-        Choice("server", "name", "sgd", "momentum with a tenth of the step: 6 points worse to 1.4 better; worth a try"),
+        Choice("server", "name", "sgd", "momentum and a tenth of the step: -2.3 to +1.4 points, in nets -6.1 to +1.1"),
         Choice("server", "schedule", "cooldown", "up to 18 points better than a constant step, at no ε"),
     ]
 
@@ -223,32 +228,46 @@ def _move(situation: Situation, found: Outlook) -> tuple[float, str]:
     length of an example's inputs it is the noise in an output of a linear model.
     """
     unit, collected = situation.length, found.per_round * math.sqrt(found.rounds / found.dim)
-    guess = "" if situation.input_norm is not None else f", if inputs have a length of about {TYPICAL:g} (--input-norm)"
-    most = LINEAR[0] / unit if situation.linear else LONGEST
-    if LOGITS / collected / unit > most:
-        return most, f"as far as {'a linear model' if situation.linear else 'a net'} should move in a round{guess}"
-    return LOGITS / collected / unit, f"the noise of all rounds then adds {LOGITS:g} to an output{guess}"
+    most = LINEAR_MOVE / unit if situation.linear else NET_MOVE
+    move, why = LOGITS / collected / unit, f"the noise of all rounds then adds about {LOGITS:g} to an output"
+    if move > most:
+        move, why = most, f"as far as {'a linear model' if situation.linear else 'a net'} should move in a round"
+    if situation.input_norm is None and move != NET_MOVE:
+        why += f", if inputs have a length of about {TYPICAL:g} (--input-norm)"
+    return move, why
 
 
 def _participation(situation: Situation) -> list[Choice]:
     if situation.p is None:
         return [Choice("participation", "name", "full", "at one ε the noise to signal is least with all clients")]
+    central = "who is drawn stays secret, which the accountant counts on"
+    seen = "each client is drawn by chance; the server sees who"
     return [
-        Choice("participation", "name", "poisson", "who is drawn stays secret, which the accountant counts on"),
+        Choice("participation", "name", "poisson", central if situation.trust == "central" else seen),
         Choice("participation", "p", situation.p, "as asked: saves messages, not noise"),
     ]
 
 
-def _notes(situation: Situation, kept: Plan, found: Outlook) -> list[str]:
-    together = kept.mechanism.epsilon(TRIES * kept.planned, kept.delta)
-    said = [] if found.warning is None else [found.warning]
+def _notes(situation: Situation, kept: Plan, found: Outlook) -> Iterator[str]:
+    """Yields what the user should know before the first round."""
+    if found.warning is not None:
+        yield found.warning
+    every = outlook(replace(situation, p=None).plan(kept.planned)).per_round
+    if found.per_round > COSTLY * every:
+        yield (
+            f"Drawing clients costs much here: with all of them in every round (no --p) the noise to signal would be "
+            f"{every:.2g} in place of {found.per_round:.2g}."
+        )
     if situation.delta * situation.clients >= 1:
-        said.append(f"δ = {situation.delta:g} is not below 1 / {situation.clients:,}: it could cost one client all.")
-    return [
-        *said,
-        f"Tune method.server_step first, by factors of 3: {TRIES} such runs on the same clients cost ε = "
-        f"{up(together)} together (privacy.tuning_runs = {TRIES} keeps them within {situation.epsilon:g}).",
-    ]
+        yield f"δ = {situation.delta:g} is not below 1 / {situation.clients:,}: one client's data could leak whole."
+    if situation.trust != "central":
+        yield "The rules were measured with central trust; elsewhere only the noise is certain."
+    if TRIES * kept.planned <= MOST:
+        together = kept.mechanism.epsilon(TRIES * kept.planned, kept.delta)
+        yield (
+            f"Tune method.server_step first, by factors of 3: {TRIES} such runs on the same clients cost ε = "
+            f"{up(together)} together (privacy.tuning_runs = {TRIES} keeps them within {situation.epsilon:g})."
+        )
 
 
 def _short(value: float) -> float:
