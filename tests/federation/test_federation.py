@@ -5,11 +5,10 @@ import contextlib
 import datetime
 import io
 import json
-import math
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +34,7 @@ from federated import (
     party,
     request_for,
 )
+from hostile import HOSTILE, NO_ANSWER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,12 +61,12 @@ from fednormec.federation.messages import (
     Refused,
     Reply,
     Request,
-    framed,
     kind_of,
     packed,
     read_reply,
     read_report,
     read_request,
+    reply_bytes,
     request_bytes,
     unpacked,
 )
@@ -459,26 +459,6 @@ def test_a_client_of_a_federation_does_not_send_what_its_bound_does_not_give(tmp
 # hostile messages
 
 
-def long_one(reply: Reply) -> Reply:
-    return reply._replace(message=reply.message * (1.001 / reply.message.norm()))
-
-
-HOSTILE: dict[str, Callable[[Reply], Reply]] = {
-    "short": lambda reply: reply._replace(message=reply.message[:-1]),
-    "long": lambda reply: reply._replace(message=torch.cat([reply.message, reply.message[:1]])),
-    "narrow": lambda reply: reply._replace(message=reply.message.float()),
-    "nan": lambda reply: reply._replace(message=reply.message * math.nan),
-    "inf": lambda reply: reply._replace(message=reply.message + math.inf),
-    "beyond the radius": long_one,
-    "huge": lambda reply: reply._replace(message=reply.message * 1e300),
-    "none": lambda reply: reply._replace(message=None),
-    "an old round": lambda reply: reply._replace(round=reply.round - 1),
-    "a round to come": lambda reply: reply._replace(round=reply.round + 1),
-    "another's": lambda reply: reply._replace(nonce=b"x" * 16),
-    "no status": lambda reply: reply._replace(status="fine"),
-}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_messages_are_refused_and_counted(tmp_path, what):
@@ -539,34 +519,12 @@ def test_honest_noise_is_taken_and_ten_times_as_much_is_not():
             taken(Reply(1, b"n", message=10 * message), request, 200, most)
 
 
-ANSWER = {"round": 1, "nonce": "6e", "status": "done", "why": ""}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0\0\0",
-        b"\xff\xff\xff\xff{}",
-        b"\0\0\0\x02[]",
-        b"\0\0\0\x04\xff\xfe{}",
-        b"\0\0\x1f\x00" + b"[" * 0x1F00,
-        framed(ANSWER | {"round": "1"}),
-        framed(ANSWER | {"round": -1}),
-        framed(ANSWER | {"round": 1.0}),
-        framed(ANSWER | {"round": True}),
-        framed(ANSWER | {"round": math.nan}),
-        framed(ANSWER | {"nonce": "n"}),
-        framed(ANSWER | {"status": "sent"}),
-        framed(ANSWER) + b"123",
-        framed(ANSWER, torch.full((3,), math.inf)),
-        framed(ANSWER, torch.zeros(4)),
-    ],
-)
-def test_what_is_no_answer_is_refused(content):
-    assert read_reply(framed(ANSWER, torch.zeros(3)), 3, torch.float32).round == 1
+@pytest.mark.parametrize("what", NO_ANSWER)
+def test_what_is_no_answer_is_refused(what):
+    honest = reply_bytes(Reply(1, b"n", message=torch.zeros(3)))
+    assert read_reply(honest, 3, torch.float32).round == 1
     with pytest.raises(Refused):
-        read_reply(content, 3, torch.float32)
+        read_reply(NO_ANSWER[what](honest), 3, torch.float32)
 
 
 @given(st.binary(max_size=200))
