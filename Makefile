@@ -12,7 +12,7 @@ FLOWER := .venv-flower
 # the federation by way of Flower, whose simulation wants another Ray than ours
 FLWR := .venv-flwr
 
-.PHONY: run test quick test-federation test-flower check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
+.PHONY: run test quick test-federation test-flower attack-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -36,6 +36,10 @@ quick: $(READY)
 # a server and clients as processes on loopback, killed and restarted: minutes
 test-federation: $(READY)
 	$(BIN)/pytest tests/slow/federation_processes.py
+
+# the same, attacked in every way that docs/reliability.md lists: minutes; needs root for its full disks
+attack-federation: $(READY)
+	$(BIN)/pytest -s tests/slow/federation_attacks.py
 
 # stock SuperLinks and SuperNodes, with gateways, as processes on loopback: minutes
 test-flower: $(FLWR)/.ready

@@ -3,7 +3,7 @@
     make bench-federation                                     all of it; root and iproute2 for the parts with hosts
     python benchmarks/federation.py [load many long faults kills hostile]
 
-load: 500 clients with 10,000 parameters. many: 2,000 of them. long: 50 of them for 1,000 rounds, does memory grow?
+load: 500 clients with 10,000 parameters. many: 2,000 of them. long: 500 for 1,000 rounds, does memory grow?
 faults: 300 ms and 5 % loss; links cut for 10 and 60 seconds. kills: 50 kills on both sides. hostile: what people
 without a certificate can do. The clients of load, many and long are threads of one process that answer at once, so that
 a round's time is the server's and the wire's. Runs with faults must end with the bits of an undisturbed one.
@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,17 +209,21 @@ def load(number: int, rounds: int) -> dict[str, Any]:
 # hosts of their own, and what goes wrong between them
 
 
+def starting(found: Federation, hosts: Hosts) -> list[Callable[[], "subprocess.Popen[bytes]"]]:
+    """What starts the server and each client, each on a host of its own."""
+    return [
+        partial(found.serve, on=partial(hosts.run, 0)),
+        *(partial(found.join, name, on=partial(hosts.run, i + 1)) for i, name in enumerate(found.names)),
+    ]
+
+
 def faults() -> dict[str, Any]:
     """Slow and lossy links, then links that are cut for 10 and for 60 seconds; the bits of each run."""
     result: dict[str, Any] = {}
     for name, rounds in (("slow", 20), ("cut", 400)):
         with Hosts(4) as hosts, tempfile.TemporaryDirectory() as folder:
             found = Federation(Path(folder), named(3), 5, rounds, f"{hosts.address(0)}:9443", 3)
-            server = found.serve(on=lambda command: hosts.run(0, command))
-            clients = [
-                found.join(client, on=lambda command, host=i + 1: hosts.run(host, command))
-                for i, client in enumerate(found.names)
-            ]
+            server, *clients = (start() for start in starting(found, hosts))
             with ended(server, *clients):
                 begun = found.until(1, 120)
                 if name == "slow":
@@ -246,12 +251,9 @@ def faults() -> dict[str, Any]:
 def kills(number: int = 50, seed: int = 0) -> dict[str, Any]:
     """So many kills (SIGKILL), of the server or of a client, each started again; the bits of the run."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        found = Federation(Path(folder), named(3), 5, 30 * number, f"localhost:{free_port()}", 3)
-        starts: list[Callable[[], subprocess.Popen[bytes]]] = [
-            found.serve,
-            *(lambda name=name: found.join(name) for name in found.names),
-        ]
+    with Hosts(4) as hosts, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        found = Federation(Path(folder), named(3), 5, 30 * number, f"{hosts.address(0)}:9443", 3)
+        starts = starting(found, hosts)
         processes = [start() for start in starts]
         killed = [0, 0, 0, 0]
         stack.callback(lambda: [process.kill() for process in processes if process.poll() is None])
@@ -337,7 +339,7 @@ def main() -> None:
     measured: dict[str, Callable[[], dict[str, Any]]] = {
         "load": lambda: load(500, 40),
         "many": lambda: load(2000, 10),
-        "long": lambda: load(50, 1000),
+        "long": lambda: load(500, 1000),
         "faults": faults,
         "kills": kills,
         "hostile": hostile,

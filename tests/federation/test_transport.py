@@ -362,7 +362,7 @@ def test_two_processes_with_one_identity_are_told_apart(tmp_path):
         second = ByHand(found, 0, joins=False)
         status, why = second.join("second")
         assert status == 423
-        assert why.decode().startswith("two processes take part as north, one from 127.0.0.1:")
+        assert why.decode().startswith("two processes take part as north, one from 127.0.0.1, one from 127.0.0.1:")
         assert first.post("/next")[0] == 204
         first.close()
         until(lambda: second.join("second")[0] == 200)

@@ -24,6 +24,7 @@ import torch
 from command import free_port
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
+from deployed import NAMES, SECURE, text
 from processes import until
 from safetensors.torch import load_file
 
@@ -36,34 +37,7 @@ from fednormec.federation.provision import make
 from fednormec.privacy.ledger import read_ledger
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make test-flower")
-NAMES = ("north", "south", "east")
 BIN = Path(sys.executable).parent
-ASKED = """
-[model]
-name = "linear"
-[local]
-name = "sgd"
-step = 0.5
-steps = 3
-batch_size = 4
-[method]
-name = "fed_normec"
-beta = 0.3
-server_step = 0.5
-server_normalization = false
-[participation]
-name = "full"
-[run]
-rounds = {rounds}
-seed = 3
-dtype = "float64"
-[federation]
-clients = []
-inputs = []
-classes = 3
-deadline = {deadline}
-"""
-SECURE = '[privacy]\nepsilon = 50.0\ntrust = "local"\nrandomness = "secure"\n'
 
 
 class Flower:
@@ -75,7 +49,7 @@ class Flower:
         self.agreed = () if privacy else ("--not-private",)
         rng = np.random.default_rng(0)
         self.data = [(rng.standard_normal((8 + i, 5)), rng.integers(0, 3, 8 + i)) for i in range(len(NAMES))]
-        (folder / "asked.toml").write_text(ASKED.format(rounds=rounds, deadline=deadline) + privacy)
+        (folder / "asked.toml").write_text(text(privacy, rounds, deadline=deadline))
         self.port = free_port()
         make(self.fed, NAMES, [5], 3, f"localhost:{self.port}", folder / "asked.toml")
         for name, (x, y) in zip(NAMES, self.data, strict=True):
@@ -292,7 +266,9 @@ def test_stock_processes_train_what_one_process_would(tmp_path, flowers):
 
 def test_a_supernode_that_is_killed_is_missed_and_comes_back(tmp_path, flowers):
     """Its gateway stays: the memory is with the owner. Every message that left is paid for."""
-    flowers.append(flower := with_nodes(Flower(tmp_path, rounds=200, deadline=8.0, privacy=SECURE)))
+    flowers.append(
+        flower := with_nodes(Flower(tmp_path, rounds=200, deadline=8.0, privacy=SECURE.format(trust="local")))
+    )
     flower.run()
     until(lambda: len(flower.records()) >= 2, 120.0)
     flower.kill("node-south")
@@ -317,7 +293,7 @@ def test_a_supernode_that_is_killed_is_missed_and_comes_back(tmp_path, flowers):
 
 
 def test_a_run_cannot_change_privacy(tmp_path, flowers):
-    flowers.append(flower := with_nodes(Flower(tmp_path, privacy=SECURE)))
+    flowers.append(flower := with_nodes(Flower(tmp_path, privacy=SECURE.format(trust="local"))))
     flower.run("-c", "privacy.epsilon=99.0")
     shown = until(lambda: (found := flower.flwr("list", "here", "--format", "json")) and "finished:" in found and found)
     assert "finished:failed" in shown

@@ -313,7 +313,8 @@ class Link:
                 why = differences(self._terms, terms)
                 return self._refuse(seat, name, call, 409, f"its settings differ from those here: {why}")
             if seat.session is not None and seat.instance != instance and seat.connections and self._is_here(client):
-                why = f"two processes take part as {name}, one from {seat.address}, one from {call.address}"
+                first, second = seat.address.rpartition(":")[0], call.address.rpartition(":")[0]
+                why = f"two processes take part as {name}, one from {first}, one from {second}"
                 return self._refuse(seat, name, call, 423, f"{why}: the second waits until the first is gone")
             known, again = seat.instance is not None, seat.instance == instance
             seat.instance, seat.session, seat.address = instance, secrets.token_hex(16), call.address
