@@ -1,8 +1,12 @@
 """Flower as the transport: the same training, who is believed to be who, and what a gateway gives to an app that lies.
 Nodes and their owners are in this process; stock SuperLinks and SuperNodes are tried in flower_processes.py."""
 
+import grp
+import os
+import re
 import socket
 import stat
+import tempfile
 import threading
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -304,12 +308,82 @@ def test_a_socket_is_opened_where_none_is(tmp_path):
         carry(str(tmp_path / "none.sock"), b"", 1, 1)
 
 
-def test_a_group_may_reach_the_socket(tmp_path):
-    import grp
-    import os
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
-    with opened(tmp_path / "a.sock", grp.getgrgid(os.getgid()).gr_name):
-        assert stat.S_IMODE((tmp_path / "a.sock").stat().st_mode) == 0o660
+
+@contextmanager
+def as_user(user: int, group: int) -> Iterator[None]:
+    """Does what is within as another user."""
+    mine, groups = (os.geteuid(), os.getegid()), os.getgroups()
+    os.setgroups([])
+    os.setegid(group)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(mine[0])
+        os.setegid(mine[1])
+        os.setgroups(groups)
+
+
+def test_a_group_may_reach_the_socket(open_folder):
+    path = open_folder / "a.sock"
+    with opened(path, grp.getgrgid(os.getgid()).gr_name):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_a_group_that_cannot_get_to_the_socket_is_a_mistake(open_folder):
+    """The folder of a client is for its owner alone."""
+    (open_folder / "north").mkdir(mode=0o700)
+    for path in (open_folder / "north" / "gateway.sock", open_folder / "north" / "sockets" / "gateway.sock"):
+        said = f"no group can reach {path}, since {open_folder / 'north'} is for its owner alone: give --socket"
+        with pytest.raises(UserError, match=re.escape(said)), opened(path, grp.getgrgid(os.getgid()).gr_name):
+            pass
+
+
+ROOT_ALONE = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="root alone becomes others")
+
+
+@ROOT_ALONE
+def test_a_socket_is_given_to_no_group_that_one_is_not_in(open_folder):
+    (mine := open_folder / "mine").mkdir()
+    os.chown(mine, 65534, 65534)
+    with (
+        as_user(65534, 65534),
+        pytest.raises(UserError, match="--group must be a group that you are in yourself"),
+        opened(mine / "a.sock", "root"),
+    ):
+        pass
+    assert list(mine.iterdir()) == []
+
+
+@ROOT_ALONE
+def test_another_user_of_the_group_reaches_the_socket_and_not_the_data(open_folder):
+    """A SuperNode runs as somebody else: what its app can have is what the gateway answers."""
+    fed, stopped = made(open_folder, config()), threading.Event()
+    home, group = fed / "clients" / NAMES[0], grp.getgrgid(12)
+    desk_here = desk(fed, NAMES[0])
+    with opened(open_folder / "a.sock", group.gr_name) as door:
+        thread = threading.Thread(
+            target=gateway.serve_socket, args=(door, desk_here, stopped.is_set, lambda said: None)
+        )
+        thread.start()
+        try:
+            with as_user(4321, group.gr_gid):
+                assert unframed(carry(str(open_folder / "a.sock"), b"of no kind", 1, 1))[0]["status"] == REFUSED
+                for file in ("data.npz", "client.key"):
+                    with pytest.raises(PermissionError):
+                        (home / file).read_bytes()
+            with as_user(4321, 4321), pytest.raises(UserError, match="Permission denied"):
+                carry(str(open_folder / "a.sock"), b"of no kind", 1, 1)
+        finally:
+            stopped.set()
+            thread.join(20)
 
 
 def test_an_answer_that_is_too_long_is_not_carried(tmp_path, monkeypatch):

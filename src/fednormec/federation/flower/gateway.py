@@ -168,15 +168,20 @@ def opened(path: Path, group: str | None = None) -> Iterator[socket.socket]:
         raise UserError(f"{path} is longer than the {LONGEST_PATH} bytes that the name of a socket may have: give "
                         "--socket a shorter one.")  # fmt: skip
     who = None if group is None else _group(group)
+    if who is not None:
+        _require_way(path)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         _clear(path)
         door.bind(str(path))
-        if who is not None:
-            os.chown(path, -1, who)
-            os.chmod(path, 0o660)
-        door.listen()
+        try:
+            if who is not None:
+                _give(path, who)
+            door.listen()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
     except BaseException as error:
         door.close()
         if isinstance(error, OSError):
@@ -204,6 +209,24 @@ def _clear(path: Path) -> None:
             path.unlink()
             return
     raise UserError(f"another gateway answers at {path}: stop it, or give --socket another name.")
+
+
+def _require_way(path: Path) -> None:
+    """Raises UserError if a folder on the way to the socket lets its owner alone through."""
+    home = path.parent.resolve()
+    for folder in (home, *home.parents):
+        if folder.exists() and not folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+            raise UserError(f"no group can reach {path}, since {folder} is for its owner alone: give --socket a file "
+                            "in a folder that others can enter, away from your data.")  # fmt: skip
+
+
+def _give(path: Path, group: int) -> None:
+    """Lets a group reach the socket, too."""
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        raise UserError("--group must be a group that you are in yourself: a socket is given to no other.") from None
+    os.chmod(path, 0o660)
 
 
 def _group(name: str) -> int:
