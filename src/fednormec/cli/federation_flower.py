@@ -1,5 +1,6 @@
 """Train by way of Flower: `fednormec federation app` and `fednormec federation answer`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -80,3 +81,6 @@ def answer(
         if not serve(Path(folder), how, Door(path, group), stop):
             raise Stopped("stopped; the same command answers again.")
     print("the training has come to its end.")
+
+
+COMMANDS: dict[Callable[..., None], str] = {app: APP_HELP, answer: ANSWER_HELP}

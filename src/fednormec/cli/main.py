@@ -21,6 +21,7 @@ from fednormec.cli import (
     export,
     federation,
     federation_flower,
+    federation_roster,
     methods,
     models,
     predict,
@@ -61,8 +62,9 @@ app.command(help=report.HELP, cls=Command)(report.report)
 app.command(help=methods.HELP, cls=Command)(methods.methods)
 app.command(help=models.HELP, cls=Command)(models.models)
 app.add_typer(data.app, name="data")
-federation.app.command(help=federation_flower.APP_HELP, cls=Command)(federation_flower.app)
-federation.app.command(help=federation_flower.ANSWER_HELP, cls=Command)(federation_flower.answer)
+for more in (federation_roster, federation_flower):
+    for command, text in more.COMMANDS.items():
+        federation.app.command(help=text, cls=Command)(command)
 app.add_typer(federation.app, name="federation")
 
 
