@@ -256,6 +256,10 @@ def _federation(
                         "report = true to let them report.")  # fmt: skip
     if settings.report:
         given.setdefault("problem", {})["per_client"] = True
+    private = given.get("privacy", {})
+    if private.get("trust") == "local" and private.setdefault("draws", "server") != "server":
+        raise UserError("under trust = 'local' nobody trusts the server, which draws who is asked: leave "
+                        "privacy.draws out.")  # fmt: skip
     experiment = assemble(given, data, folder)
     if experiment.algorithm.prime is not None:
         raise UserError("initial_memory = 'local_updates' is not for a federation: start from zero; warmup_rounds lets "

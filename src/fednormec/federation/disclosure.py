@@ -1,10 +1,7 @@
 """Disclosures in a federation's statement: what the network adds to who sees what."""
 
-from dataclasses import replace
-
-from fednormec.core.participation import full
 from fednormec.privacy.mechanism import Mechanism, Plan
-from fednormec.privacy.statement import TRUST, state
+from fednormec.privacy.statement import state, trust
 
 DROP_OUTS = {
     "central": "a client that does not answer in time is not in the sum; the noise is, whatever arrives, and ε counts "
@@ -54,11 +51,7 @@ def promise(plan: Plan | None, held_out: float | None = None) -> str:
     )  # fmt: skip
     if plan is None:
         return f"this federation promises nothing: the server sees exact messages{report}"
-    drawn, every = plan.mechanism, ""
-    if drawn.trust == "local" and drawn.participation.rate(drawn.num_clients) < 1:
-        worst = replace(drawn, participation=full()).epsilon(plan.rounds_before + plan.rounds, plan.delta)
-        every = f". The server draws who is asked. If it asks this client in every round, ε is {worst:.2f}"
     return (
         f"this federation promises, after {plan.rounds} rounds, {state(plan, plan.rounds).headline}. Trust: "
-        f"{TRUST[drawn.trust]}{every}{report}"
+        f"{trust(plan.mechanism)}{report}"
     )

@@ -17,6 +17,7 @@ from fednormec.privacy.labels import NOT_PRIVATE
 
 Trust = Literal["central", "secagg", "local"]
 Adjacency = Literal["zero_out", "replace_one"]
+Draws = Literal["honest", "server"]
 TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
 ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
 PAPER, TOTAL_NORM = "paper", "total_norm"
@@ -49,6 +50,8 @@ class Privacy:
             stream they share them, and what one publishes undoes the noise of the other.
         settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
             computed constants: changes nothing but the statement, which says that ε does not cover it.
+        draws: "honest" (who takes part is drawn as the settings say) or, in local, "server" (a server that nobody
+            trusts draws: ε is that of clients that are asked in every round, as always in a federation).
     """
 
     epsilon: float | None = None
@@ -64,6 +67,7 @@ class Privacy:
     randomness: Literal["seeded", "secure"] = "seeded"
     stream: int = 0
     settings_from_data: bool = False
+    draws: Draws = "honest"
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -106,6 +110,7 @@ class Mechanism:
             of floating-point numbers; the noise grows by as much, so that what is proved holds for the numbers that
             were really added.
         stream: seeded runs with the same seed and different streams draw cohorts and noise of their own.
+        draws: "honest" or "server", as in `Privacy`.
     """
 
     num_clients: int
@@ -119,6 +124,7 @@ class Mechanism:
     secure: bool = False
     rounding: float = 0.0
     stream: int = 0
+    draws: Draws = "honest"
 
     def __post_init__(self) -> None:
         m = at_least_one("the number of clients", self.num_clients)
@@ -132,6 +138,10 @@ class Mechanism:
         require_stream(self.stream)
         one_of("trust", self.trust, TRUSTS)
         one_of("adjacency", self.adjacency, ADJACENCIES)
+        one_of("draws", self.draws, ("honest", "server"))
+        if self.draws == "server" and self.trust != "local":
+            raise UserError("draws = 'server' is for trust = 'local': in central the server is trusted to draw, and in "
+                            "secagg nothing is known of one that draws as it likes.")  # fmt: skip
         self.participation.rate(m)  # says so if the rule does not fit the number of clients
         if self.trust == "secagg" and m == 1:
             raise UserError("secure aggregation needs at least 2 clients: the sum over one is its message; "
@@ -146,11 +156,12 @@ class Mechanism:
 
     @property
     def p(self) -> float:
-        """Probability of being drawn that the accountant counts on: 1 unless the sampling is Poisson.
+        """Probability of being drawn that the accountant counts on: 1 unless the sampling is Poisson, and honest.
 
         Next to 0 and 1 it is rounded up, which never says too little.
         """
-        p = self.participation.rate(self.num_clients) if self.participation.select is None else 1.0
+        known = self.participation.select is None and self.draws == "honest"
+        p = self.participation.rate(self.num_clients) if known else 1.0
         return 1.0 if p > 1 - 1e-6 else max(p, 1e-6)
 
     def cohort(self, seed: int, round: int) -> Cohort:
@@ -356,7 +367,7 @@ def plan(
     mechanism = Mechanism(
         num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
         asked.adjacency, asked.colluders, asked.min_cohort, asked.randomness == "secure", rounding,
-        asked.stream,
+        asked.stream, asked.draws,
     )  # fmt: skip
     before, paper = (asked.tuning_runs - 1) * rounds, asked.calibration == PAPER
     budget = None if paper else asked.epsilon

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fednormec.privacy.labels import NOT_PRIVATE, up
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.mechanism import Mechanism, Plan
 from fednormec.privacy.outlook import outlook
 
 ADJACENCY = {
@@ -21,10 +21,11 @@ TRUST = {
     "central": "an aggregator is trusted: it sees the messages and who takes part, keeps both secret, and adds the "
     "noise to every sum, empty ones included",
     "secagg": "nobody is trusted with a message: each sender adds its own noise, secure aggregation shows the server "
-    "the sum only, and the server may know who takes part; who does is drawn honestly",
+    "the sum only, and the server may know who takes part",
     "local": "nobody is trusted with an exact message: each sender adds its own noise, and the server may see every "
-    "noisy message and who sent it; who takes part is drawn honestly",
+    "noisy message and who sent it",
 }
+DRAWS = {"honest": "; who takes part is drawn honestly", "server": "; it may ask whom it likes, as often as it likes"}
 LARGE = 20.0  # e^20 is half a billion: from here on a statement says so
 SAMPLING = {
     True: "each client independently with probability {p:g}",
@@ -87,6 +88,7 @@ def state(
         "clients": mechanism.num_clients,
         "participation": mechanism.participation.name,
         "p_accounted": mechanism.p,
+        "draws": mechanism.draws,
         "colluders": mechanism.colluders,
         "min_cohort": mechanism.min_cohort,
         "rounds": rounds,
@@ -126,7 +128,7 @@ def _claim(plan: Plan, epsilon: float) -> str:
 def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tuple[str, str]]:
     m = plan.mechanism
     yield "unit", f"the client with its whole data set; neighbours: {ADJACENCY[m.adjacency]}"
-    yield "trust", TRUST[m.trust]
+    yield "trust", trust(m)
     what = "rounds of noisy messages" if m.trust == "local" else "noisy sums, one a round,"
     repeated = f" ({again} of them of rounds that were interrupted and drawn again)" if again else ""
     yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory{repeated}"
@@ -134,7 +136,7 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
     yield "noise", f"Gaussian, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}"
     if plan.extras:
         yield "message", f"carries beside its vectors, within the same radius: {'; '.join(plan.extras)}"
-    sampling = SAMPLING[m.participation.select is None].format(p=m.p, name=m.participation.name)
+    sampling = _sampling(m)
     yield "sampling", f"{sampling}; {m.num_clients} clients"
     if m.trust == "secagg":
         yield (
@@ -151,6 +153,19 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
         )
     opinion = f"; Rényi accounting says {up(second)}" if math.isfinite(second) else ""
     yield "accounting", f"privacy loss distribution, rounded up{opinion}"
+
+
+def trust(mechanism: Mechanism) -> str:
+    """Returns who is trusted with what, in words."""
+    return TRUST[mechanism.trust] + ("" if mechanism.trust == "central" else DRAWS[mechanism.draws])
+
+
+def _sampling(m: Mechanism) -> str:
+    rate = m.participation.rate(m.num_clients)
+    if m.draws == "server" and rate < 1:
+        return (f"{m.participation.name}, a share of {rate:g} in a round if the server draws as agreed; nobody relies "
+                "on that, and ε counts every client in every round")  # fmt: skip
+    return SAMPLING[m.participation.select is None].format(p=m.p, name=m.participation.name)
 
 
 def _early(plan: Plan, rounds: int, counted: int, ended: str | None) -> Iterator[tuple[str, str]]:
@@ -179,7 +194,8 @@ def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
     )
     if plan.settings_from_data:
         yield "the settings: they follow from constants computed from the clients' data, which no noise protects"
-    yield "parties that leave the protocol, such as a server that chooses whom to ask"
+    if m.draws == "honest":
+        yield "parties that leave the protocol, such as a server that chooses whom to ask"
     gaps = "" if m.secure else ", which seeded noise does nothing about"
     yield f"the gaps between floating-point numbers{gaps}"
     yield "the last digits of a message, which can depend on the clients computed beside it"
