@@ -5,11 +5,9 @@ import contextlib
 import datetime
 import io
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +47,7 @@ from fednormec.federation import client as at_client
 from fednormec.federation import keys
 from fednormec.federation.agreement import for_client, for_server, read_federation
 from fednormec.federation.client import answering, longest_request, own_data
-from fednormec.federation.client_state import Kept, Releases, Store
+from fednormec.federation.client_state import Kept, Store
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.log import Log
 from fednormec.federation.messages import (
@@ -71,6 +69,7 @@ from fednormec.federation.messages import (
     unpacked,
 )
 from fednormec.federation.provision import add, make, remove, renew, revoke, sign
+from fednormec.federation.releases import Releases
 from fednormec.federation.sessions import roster
 from fednormec.federation.wire import Wire, longest, taken
 from fednormec.privacy.mechanism import Mechanism
@@ -258,14 +257,6 @@ def test_another_name_for_the_training_buys_no_more_messages(tmp_path):
         assert [reply.status for reply in answers] == [DONE if run == "a" else REFUSED] * ROUNDS
         for path in (tmp_path / NAMES[0]).glob("memory-*"):
             path.unlink()
-    counted = tmp_path / NAMES[0] / "releases.json"
-    assert json.loads(counted.read_text()) == {network.server.agreed: {"releases": ROUNDS, "still_here": ""}}
-    other = Releases(tmp_path / NAMES[0], "another agreement")
-    assert (other.count(), other.before()) == (0, ROUNDS)
-    for damaged in ("{", "[]", '{"a": 3}', '{"a": {"releases": -1, "still_here": ""}}', '{"a": {"releases": 1}}'):
-        counted.write_text(damaged)
-        with pytest.raises(UserError, match="is damaged"):
-            network.clients[0](request_for(network, 1, 0))
 
 
 @pytest.mark.parametrize("then", ["the same request", "another request"])
@@ -810,15 +801,22 @@ def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path
         assert "HTTPS" in text
 
 
-def test_a_client_is_told_what_it_costs_to_be_asked_in_every_round():
-    """Under local trust the server draws who is asked, and it is not trusted."""
-    half = party(config(privacy={"epsilon": 3.0, "trust": "local"}), 0).plan
-    found = re.search(r"If it asks this client in every round, ε is ([\d.]+)", promise(half))
-    every = replace(half.mechanism, participation=fn.full()).epsilon(6, 1e-5)
-    assert float(found[1]) == pytest.approx(every, abs=0.01) and every > 3.3
-    for asked in ({"participation": {"name": "full"}}, {"privacy": {"epsilon": 3.0, "trust": "central"}}):
-        plan = party(config(**{"privacy": {"epsilon": 3.0, "trust": "local"}} | asked), 0).plan
-        assert "in every round" not in promise(plan)
+def test_under_local_trust_the_promise_is_that_of_being_asked_in_every_round(tmp_path):
+    """The server draws who is asked, and nobody trusts it: noise and ε are those of full participation."""
+    for asked in ({"epsilon": 3.0}, {"noise_std": 2.0}):
+        half = party(config(privacy={"trust": "local"} | asked), 0).plan
+        every = party(config(privacy={"trust": "local"} | asked, participation={"name": "full"}), 0).plan
+        assert half.mechanism.participation.rate(4) == 0.7
+        assert half.mechanism.release() == every.mechanism.release()
+        assert half.epsilon(6) == every.epsilon(6) == half.mechanism.epsilon(6, 1e-5)
+        assert promise(half) == promise(every)
+        said = " ".join(state(half, 3).text.split())
+        assert "it may ask whom it likes" in said and "a share of 0.7 in a round if the server draws as agreed" in said
+        assert "drawn honestly" not in said and state(half, 3).facts["p_accounted"] == 1.0
+    central = party(config(privacy={"epsilon": 3.0, "trust": "central"}), 0).plan
+    assert central.mechanism.p == 0.7
+    with pytest.raises(UserError, match="nobody trusts the server"):
+        for_server(config(privacy={"epsilon": 3.0, "trust": "local", "draws": "honest"}), tmp_path)
 
 
 def test_a_client_is_told_what_is_promised_and_whom_it_trusts():

@@ -30,7 +30,6 @@ from fednormec.config.schema import Config, dump
 from fednormec.errors import UserError
 from fednormec.federation import keys
 from fednormec.federation.agreement import for_server, read_federation
-from fednormec.federation.client_state import Releases
 from fednormec.federation.flower import carrying, gateway, nodes
 from fednormec.federation.flower.app import asked_for, write_app
 from fednormec.federation.flower.carrying import HEAD, carry
@@ -54,6 +53,7 @@ from fednormec.federation.messages import (
     unframed,
 )
 from fednormec.federation.provision import make, revoke, roster_file
+from fednormec.federation.releases import Releases
 
 RUN = 7
 SECURE = {"noise_std": 5.0, "trust": "local", "randomness": "secure"}

@@ -68,7 +68,7 @@ def test_explain_says_all_that_a_client_agrees_to_and_connects_to_nobody(
     )
     assert "std 2 in every number" in text  # twice the radius
     assert "promises, after 6 rounds, ε ≤ " in text and "nobody is trusted with an exact message" in text
-    assert "0 of at most 6 messages; 0 under other agreements" in text
+    assert "0 of at most 6 messages have left" in text
     assert "method.beta = 0.3" in text and "run.rounds = 6" in text
     assert said.out.rstrip().endswith("Nothing was connected, nothing was sent.")
     assert sorted(path.name for path in home(fed).iterdir()) == before

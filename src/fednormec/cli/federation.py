@@ -32,6 +32,14 @@ NotPrivate = Annotated[
 LogFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="Also add every note to this file, with time and level.")
 ]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="EPSILON",
+        help="The ε that all that leaves your data may come to, under whatever agreements.",
+        show_default="what this agreement promises",
+    ),
+]
 Check = Annotated[bool, typer.Option("--check", help="Try what it needs, print what is wrong, and start nothing.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="A JSON object for each line of --log-file.")]
 
@@ -245,6 +253,7 @@ Examples:
   fednormec federation join client-1 --data hospital.data:load --address fl.example.org:9443
   fednormec federation join client-1 --data mine.npz --log-file join.log
   fednormec federation join client-1 --data mine.npz --keep-model model.safetensors
+  fednormec federation join client-1 --data mine.npz --budget 12       they took part in a training before
   fednormec federation join client-1 --data mine.npz --explain
   fednormec federation join client-1 --data mine.npz --check
 """
@@ -264,13 +273,14 @@ def join(
     not_private: NotPrivate = False,
     log_file: LogFile = None,
     log_json: LogJson = False,
+    budget: Budget = None,
 ) -> None:
     require_h11()
     from fednormec.federation import joining
     from fednormec.runs.interrupts import asked_to_stop
 
     kept, file = (None if given is None else Path(given) for given in (keep_model, log_file))
-    how = joining.Joining(data, name, address, not_private, kept, file, log_json)
+    how = joining.Joining(data, name, address, not_private, kept, file, log_json, budget)
     if explain:
         print(joining.explain(Path(folder), how))
     if check:

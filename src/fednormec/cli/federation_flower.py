@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fednormec.cli.federation import Folder, LogFile, LogJson, NotPrivate, require_h11
+from fednormec.cli.federation import Budget, Folder, LogFile, LogJson, NotPrivate, require_h11
 from fednormec.errors import Stopped, visible
 
 APP_HELP = """Write a Flower App of the federation. It runs with `flwr run`, on stock SuperLinks and SuperNodes.
@@ -68,6 +68,7 @@ def answer(
     not_private: NotPrivate = False,
     log_file: LogFile = None,
     log_json: LogJson = False,
+    budget: Budget = None,
 ) -> None:
     require_h11()
     from fednormec.federation.flower.gateway import Door
@@ -76,7 +77,7 @@ def answer(
     from fednormec.runs.interrupts import asked_to_stop
 
     path, kept, file = (None if given is None else Path(given) for given in (socket, keep_model, log_file))
-    how = Joining(data, name, None, not_private, kept, file, log_json)
+    how = Joining(data, name, None, not_private, kept, file, log_json, budget)
     with asked_to_stop("stopping.") as stop:
         if not serve(Path(folder), how, Door(path, group), stop):
             raise Stopped("stopped; the same command answers again.")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from fednormec.errors import UserError
 from fednormec.federation.agreement import Federation, for_server, read_federation, split_address
-from fednormec.federation.client import stores_of
-from fednormec.federation.client_state import Releases
+from fednormec.federation.client import releases_of, stores_of
 from fednormec.federation.joining import Joining, Member, member, require_consent
 from fednormec.federation.keys import (
     CA,
@@ -109,7 +108,7 @@ def _of_client(folder: Path, how: Joining, mine: Member) -> list[Check]:
         ("settings", lambda: _settings(mine.federation, how.not_private)),
         ("data", lambda: f"{len(mine.own):,} examples"),
         ("certificate", lambda: _certificate(folder, CLIENT_CERTIFICATE, "ask the server's operator for a new one")),
-        ("memory", lambda: _memories(folder, mine.federation)),
+        ("memory", lambda: _memories(folder, mine.federation, how.budget)),
         ("disk", lambda: _disk(folder, mine.federation)),
         ("server", lambda: _server(folder, mine)),
     ]
@@ -190,7 +189,7 @@ def _run(out: Path) -> str:
     return f"a new training, in {out}"
 
 
-def _memories(folder: Path, federation: Federation) -> str:
+def _memories(folder: Path, federation: Federation, budget: float | None) -> str:
     found = [path.stem.removeprefix("memory-") for path in sorted(folder.glob("memory-*.safetensors"))]
     store_of = stores_of(federation, folder)
     for run in found:
@@ -198,11 +197,14 @@ def _memories(folder: Path, federation: Federation) -> str:
             store_of(run).load()
         except UserError as error:  # which may be of an earlier agreement
             raise _Look(str(error).removesuffix(".")) from None
-    sent = Releases(folder, federation.agreed)
-    count, before = sent.count(), sent.before()
-    if before:
-        raise _Look(f"{before:,} messages have left under other agreements: what they cost comes on top")
-    return f"{len(found)} of earlier trainings; {count:,} messages have left"
+    released = releases_of(federation, folder, budget)
+    if released is None:
+        return f"{len(found)} of earlier trainings"
+    if (trouble := released.trouble()) is not None:
+        raise UserError(trouble)
+    if released.before():
+        raise _Look(released.said())
+    return f"{len(found)} of earlier trainings; {released.said()}"
 
 
 def _server(folder: Path, mine: Member) -> str:

@@ -16,9 +16,9 @@ from fednormec.core.randomness import generator
 from fednormec.data import Examples, FederatedData
 from fednormec.data.sources import given_data
 from fednormec.engine.clients import computed, summed
-from fednormec.errors import BoundBroken, UserError
+from fednormec.errors import BoundBroken, UserError, positive
 from fednormec.federation.agreement import Federation, encoding, federation_settings
-from fednormec.federation.client_state import Kept, Releases, Store
+from fednormec.federation.client_state import Kept, Store
 from fednormec.federation.messages import (
     LENGTH,
     LOST,
@@ -34,13 +34,14 @@ from fednormec.federation.messages import (
     reply_bytes,
     report_bytes,
 )
+from fednormec.federation.releases import Releases
 from fednormec.privacy.mechanism import Mechanism
 
 Answer = Callable[[Request], Reply]
 
 
 def client_of(
-    federation: Federation, client: int, folder: Path, tell: Callable[[str], None]
+    federation: Federation, client: int, folder: Path, tell: Callable[[str], None], budget: float | None = None
 ) -> Callable[[bytes], bytes]:
     """Returns the client of this number: a function from the bytes of a request to those of its answer.
 
@@ -49,8 +50,9 @@ def client_of(
         client: its number.
         folder: where its memory is stored.
         tell: called with what its owner should know.
+        budget: the ε that all that leaves its data may come to; None: what the agreement promises.
     """
-    answer, (like, memory) = answering(federation, client, folder, tell), _model_and_memory(federation)
+    answer, (like, memory) = answering(federation, client, folder, tell, budget), _model_and_memory(federation)
 
     def train(data: bytes) -> bytes:
         try:
@@ -102,18 +104,39 @@ def stores_of(federation: Federation, folder: Path) -> Callable[[str], Store]:
     return lambda run: Store(folder, run, width, size, x.dtype)
 
 
+def releases_of(federation: Federation, folder: Path, budget: float | None = None) -> Releases | None:
+    """Returns the count of a client's messages; None where it does not add the noise itself.
+
+    Args:
+        federation: the federation as this client knows it.
+        folder: where the count is stored.
+        budget: the ε that all that leaves its data may come to; None: what the agreement promises.
+    """
+    plan = federation.plan
+    if budget is not None:
+        positive("--budget", budget)
+    if plan is not None and plan.mechanism.trust == "local":
+        return Releases(folder, federation.agreed, plan, budget)
+    if budget is not None:
+        raise UserError("--budget is for clients that add their own noise (privacy.trust = 'local'): here the server "
+                        "keeps the count, or nobody does.")  # fmt: skip
+    return None
+
+
 def answering(
-    federation: Federation, client: int, folder: Path, tell: Callable[[str], None] = lambda said: None
+    federation: Federation,
+    client: int,
+    folder: Path,
+    tell: Callable[[str], None] = lambda said: None,
+    budget: float | None = None,
 ) -> Answer:
     """Returns the function by which a client answers requests.
 
     A request is computed once: asked again, it gets the same answer. If the answer of a round did not count, the next
     request is computed from the memory before it. `tell` hears what is for the client's owner alone.
     """
-    plan = federation.plan
-    local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
-    most = None if plan is None or local is None else plan.rounds_before + plan.rounds
-    released, store_of = Releases(folder, federation.agreed), stores_of(federation, folder)
+    released, store_of = releases_of(federation, folder, budget), stores_of(federation, folder)
+    local = None if released is None or federation.plan is None else federation.plan.mechanism
 
     def answer(request: Request) -> Reply:
         if request.agreed != federation.agreed:
@@ -132,12 +155,12 @@ def answering(
                 tell("the method here made a message that is longer than its bound: it was not sent")
                 return _refused(request, "the method here broke its bound")
         if request.sends and not kept.sent:
-            if most is not None and not released.reserve(request.run, most):
-                return _refused(request, f"the {most} messages that the privacy budget pays for have been sent")
+            if released is not None and not released.reserve(request.run):
+                return _refused(request, "all messages that the privacy budget pays for have been sent")
             kept = kept._replace(sent=1)
         if kept is not before:
             store.save(kept)
-        if most is not None and request.sends:
+        if released is not None and request.sends:
             released.may_leave()
         return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
 

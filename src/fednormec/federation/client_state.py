@@ -6,7 +6,6 @@ asks again gets the same one.
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fednormec.errors import UserError
-from fednormec.files import replace_text, replaced, to_json
+from fednormec.files import replaced
 
 FORMAT = "fednormec client 1"
 COUNTS = ("round", "base", "sent")
@@ -97,76 +96,6 @@ class Store:
         content = save({name: t.clone() for name, t in tensors.items()}, about | {"sha256": _digest(about, tensors)})
         with replaced(self.path, private=True) as file:
             file.write(content)
-
-
-class Releases:
-    """Number of messages that have left this client, by agreement, whatever the server calls its trainings.
-
-    It is stored in a file of its own, which stays when a memory is moved away or another agreement comes.
-
-    Args:
-        folder: where the file is stored.
-        agreed: digest of the agreement under which messages leave now.
-    """
-
-    def __init__(self, folder: Path, agreed: str) -> None:
-        self.path, self._agreed = folder / "releases.json", agreed
-
-    def count(self) -> int:
-        """Returns the number of messages under this agreement; raises UserError if the file is damaged."""
-        return self._load().get(self._agreed, NONE).releases
-
-    def before(self) -> int:
-        """Returns the number of messages under all other agreements."""
-        return sum(other.releases for agreed, other in self._load().items() if agreed != self._agreed)
-
-    def reserve(self, run: str, most: int) -> bool:
-        """Counts one more message, which is on the disk afterwards; returns False if there were `most` already.
-
-        A kill can leave a message of this training that was counted and never left. The one that takes its place in the
-        store is not counted again. One of another training is: the store still holds the first, which may yet leave.
-        """
-        mine = self._load().get(self._agreed, NONE)
-        if mine.still_here != run:
-            if mine.releases >= most:
-                return False
-            self._store(_Released(mine.releases + 1, run))
-        return True
-
-    def may_leave(self) -> None:
-        """Notes that the message that was counted is stored and may leave; that is on the disk afterwards."""
-        mine = self._load().get(self._agreed, NONE)
-        if mine.still_here:
-            self._store(mine._replace(still_here=""))
-
-    def _store(self, mine: "_Released") -> None:
-        every = self._load() | {self._agreed: mine}
-        replace_text(self.path, to_json({agreed: one._asdict() for agreed, one in every.items()}) + "\n")
-
-    def _load(self) -> dict[str, "_Released"]:
-        if not self.path.exists():
-            return {}
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            every = {str(agreed): _Released(**one) for agreed, one in found.items()}
-            if all(
-                type(one.releases) is int and one.releases >= 0 and type(one.still_here) is str
-                for one in every.values()
-            ):
-                return every
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            pass
-        raise UserError(f"{self.path}, which counts what has left this client, is damaged: put a copy of it back.")
-
-
-class _Released(NamedTuple):
-    """Number of messages that left under one agreement, and the training whose last one is counted and still here."""
-
-    releases: int
-    still_here: str
-
-
-NONE = _Released(0, "")
 
 
 def _digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:

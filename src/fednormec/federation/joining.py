@@ -8,8 +8,7 @@ from typing import NamedTuple
 from fednormec.data import Examples
 from fednormec.errors import UserError, visible
 from fednormec.federation.agreement import Federation, for_client, listed, read_federation, split_address
-from fednormec.federation.client import client_of, longest_request, own_data
-from fednormec.federation.client_state import Releases
+from fednormec.federation.client import client_of, longest_request, own_data, releases_of
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.ending import keep, longest_ending, require_new_file
 from fednormec.federation.keys import CLIENT_CERTIFICATE, for_joining, validity
@@ -30,6 +29,8 @@ class Joining(NamedTuple):
         keep_model: file in which the trained model is stored at the end; by default nowhere.
         log_file: file to which all notes are added; by default none.
         log_json: whether its lines are JSON.
+        budget: the ε that all that leaves the data may come to, under whatever agreements; None: what this one
+            promises.
     """
 
     data: str
@@ -39,6 +40,7 @@ class Joining(NamedTuple):
     keep_model: Path | None = None
     log_file: Path | None = None
     log_json: bool = False
+    budget: float | None = None
 
 
 class Member(NamedTuple):
@@ -91,9 +93,7 @@ def join(folder: Path, how: Joining, stop: Callable[[], bool]) -> None:
         )
         secured = for_joining(folder)
         log(mine.promise)
-        earlier = Releases(folder, mine.federation.agreed).before()
-        if earlier:
-            log.warn(f"{earlier:,} messages have left this client under other agreements: what they cost comes on top")
+        say_what_left(folder, mine, how, log)
         lock = Lines(folder / "lock", new=not (folder / "lock").exists())
         try:
             take_part(Server(mine.address, secured), _taking(folder, how, mine, stop, log))
@@ -108,9 +108,20 @@ def _taking(folder: Path, how: Joining, mine: Member, stop: Callable[[], bool], 
         if how.keep_model is not None:
             log(keep(how.keep_model, said, federation))
 
-    answer = client_of(federation, mine.number, folder, log.warn)
+    answer = client_of(federation, mine.number, folder, log.warn, how.budget)
     most = max(longest_request(federation), longest_ending(federation))
     return Taking(federation.agreed, federation.terms, answer, most, stop, log, end)
+
+
+def say_what_left(folder: Path, mine: Member, how: Joining, log: Log) -> None:
+    """Says what has left the client's data; raises UserError if the agreement asks for more than may leave."""
+    released = releases_of(mine.federation, folder, how.budget)
+    if released is None:
+        return
+    if (trouble := released.trouble()) is not None:
+        raise UserError(trouble)
+    if released.before() or how.budget is not None:
+        log.warn(released.said())
 
 
 def explain(folder: Path, how: Joining) -> str:
@@ -145,10 +156,9 @@ def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, 
         yield "code", f"{file}, sha256 {digest}: part of what all agreed on; read it"
     kept = "" if how.keep_model is None else f"; at the end the trained model in {how.keep_model}"
     yield "writes", f"its memory of the training and the number of its messages in {folder} (private){kept}"
-    sent = Releases(folder, federation.agreed)
-    if plan is not None and plan.mechanism.trust == "local":
-        most = plan.rounds_before + plan.rounds
-        yield "has sent", f"{sent.count():,} of at most {most:,} messages; {sent.before():,} under other agreements"
+    released = releases_of(federation, folder, how.budget)
+    if released is not None:
+        yield "has sent", released.trouble() or released.said()
     yield "agreement", federation.agreed
 
 

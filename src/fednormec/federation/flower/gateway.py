@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from fednormec.errors import UserError
 from fednormec.federation.client import client_of, longest_request
-from fednormec.federation.client_state import Releases
 from fednormec.federation.ending import keep, longest_ending
 from fednormec.federation.flower.carrying import HEAD, LENGTH, Broken, exactly
 from fednormec.federation.flower.hello import introduced, is_hello
-from fednormec.federation.joining import Joining, member, require_consent
+from fednormec.federation.joining import Joining, member, require_consent, say_what_left
 from fednormec.federation.keys import CLIENT_KEY, private_key
 from fednormec.federation.log import Log
 from fednormec.federation.messages import OVER, REFUSED, Refused, Reply, framed, kind_of, reply_bytes
@@ -73,10 +72,8 @@ def desk_of(folder: Path, how: Joining, log: Log) -> Desk:
     log(mine.promise)
     if plan is None or plan.mechanism.trust != "local":
         log.warn(EXPOSED)
-    earlier = Releases(folder, federation.agreed).before()
-    if earlier:
-        log.warn(f"{earlier:,} messages have left this client under other agreements: what they cost comes on top")
-    compute = client_of(federation, mine.number, folder, log.warn)
+    say_what_left(folder, mine, how, log)
+    compute = client_of(federation, mine.number, folder, log.warn, how.budget)
 
     def answer(body: bytes, run: int, node: int) -> bytes:
         if is_hello(body):

@@ -1,0 +1,180 @@
+"""Count of the messages that have left a client: what they cost together, and how many more its budget pays for."""
+
+import json
+import math
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fednormec.errors import UserError
+from fednormec.files import replace_text, to_json
+from fednormec.privacy.accounting import Open, Release, epsilon_of_all
+from fednormec.privacy.calibrate import most_rounds
+from fednormec.privacy.labels import up
+from fednormec.privacy.mechanism import Plan
+
+Others = tuple[tuple[float, int], ...]
+
+
+class Releases:
+    """Number of messages that have left a client, by agreement, whatever the server calls its trainings.
+
+    It is stored in a file of its own, which stays when a memory is moved away or another agreement comes. The budget
+    is that of the client's data: what left under other agreements counts too.
+
+    Args:
+        folder: where the file is stored.
+        agreed: digest of the agreement under which messages leave now.
+        plan: its plan, in which clients add their own noise; None: nothing is counted against a budget.
+        budget: the ε that messages under all agreements may come to together; None: what this agreement promises.
+    """
+
+    def __init__(self, folder: Path, agreed: str, plan: Plan | None = None, budget: float | None = None) -> None:
+        self.path, self._agreed, self._plan, self._budget = folder / "releases.json", agreed, plan, budget
+        self._mu = None if plan is None else _shift(plan)
+
+    @property
+    def most(self) -> int:
+        """Number of messages that the agreement's rounds pay for."""
+        return 0 if self._plan is None else self._plan.rounds_before + self._plan.rounds
+
+    def count(self) -> int:
+        """Returns the number of messages under this agreement; raises UserError if the file is damaged."""
+        return self._load().get(self._agreed, NONE).releases
+
+    def before(self) -> int:
+        """Returns the number of messages under all other agreements."""
+        return sum(other.releases for agreed, other in self._load().items() if agreed != self._agreed)
+
+    def epsilon(self, more: int = 0) -> float:
+        """Returns the ε of all that left so far and of `more` messages under this agreement; inf if nothing holds."""
+        every = self._load()
+        every[self._agreed] = every.get(self._agreed, NONE)._replace(mu=self._mu)
+        every[self._agreed] = every[self._agreed]._replace(releases=every[self._agreed].releases + more)
+        if self._plan is None or any(one.mu is None for one in every.values() if one.releases):
+            return math.inf
+        return _together(tuple((one.mu or 0.0, one.releases) for one in every.values()), self._plan.delta)
+
+    def left(self) -> int:
+        """Returns how many more messages the budget pays for, of those that the agreement has."""
+        every = self._load()
+        return max(0, self._paid_for(every) - every.get(self._agreed, NONE).releases)
+
+    def reserve(self, run: str) -> bool:
+        """Counts one more message, which is on the disk afterwards; returns False if the budget does not pay for it.
+
+        A kill can leave a message of this training that was counted and never left. The one that takes its place in the
+        store is not counted again. One of another training is: the store still holds the first, which may yet leave.
+        """
+        every = self._load()
+        mine = every.get(self._agreed, NONE)
+        if mine.still_here != run:
+            if mine.releases >= self._paid_for(every):
+                return False
+            self._store(_Released(mine.releases + 1, run, self._mu))
+        return True
+
+    def may_leave(self) -> None:
+        """Notes that the message that was counted is stored and may leave; that is on the disk afterwards."""
+        mine = self._load().get(self._agreed, NONE)
+        if mine.still_here:
+            self._store(mine._replace(still_here=""))
+
+    def said(self) -> str:
+        """Returns what has left the client so far, in words."""
+        count, before = self.count(), self.before()
+        if not before and self._budget is None:
+            return f"{count:,} of at most {self.most:,} messages have left"
+        spent = f"{before:,} messages have left under other agreements and {count:,} under this one"
+        epsilon = self.epsilon()
+        if self._plan is None or not math.isfinite(epsilon):
+            return f"{spent}; some had noise that protects nobody, so that no ε holds for all of them together"
+        return (
+            f"{spent}: ε ≤ {up(epsilon)} at δ = {self._plan.delta:g} so far. The budget pays for {self.left():,} of "
+            f"the {self.most - count:,} that this one still asks for"
+        )
+
+    def trouble(self) -> str | None:
+        """Returns why not to take part: what left before takes up the budget. None: nothing stands in the way."""
+        wanted, left = self.most - self.count(), self.left()
+        if left == wanted or self._plan is None or (self._budget is not None and left):
+            return None
+        if self._budget is not None:
+            return f"{self.said()}: give a larger --budget if you accept that."
+        whole, promised = up(self.epsilon(wanted)), up(self._plan.epsilon(self._plan.rounds))
+        return (
+            f"{self.said()}. All of them take it to ε ≤ {whole}, and this agreement promises {promised}. Give --budget "
+            f"{whole} if you accept that, or let all agree on more noise."
+        )
+
+    def _paid_for(self, every: "dict[str, _Released]") -> int:
+        """Returns how many messages under this agreement may have left in all."""
+        if self._plan is None or self._mu is None:
+            return self.most
+        others = ((one.mu, one.releases) for agreed, one in every.items() if agreed != self._agreed and one.mu)
+        return _paid_for(tuple(others), self._mu, self.most, self._plan.delta, self._budget)
+
+    def _store(self, mine: "_Released") -> None:
+        every = self._load() | {self._agreed: mine}
+        replace_text(self.path, to_json({agreed: one._asdict() for agreed, one in every.items()}) + "\n")
+
+    def _load(self) -> dict[str, "_Released"]:
+        if not self.path.exists():
+            return {}
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            every = {str(agreed): _Released(**one) for agreed, one in found.items()}
+            if all(_possible(one) for one in every.values()):
+                return every
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            pass
+        raise UserError(f"{self.path}, which counts what has left this client, is damaged: put a copy of it back.")
+
+
+class _Released(NamedTuple):
+    """Number of messages that left under one agreement, and what one of them gives away.
+
+    Attributes:
+        releases: number of them.
+        still_here: the training whose last one is counted and still here.
+        mu: shift/std of one of them; None if its noise protects nobody.
+    """
+
+    releases: int
+    still_here: str
+    mu: float | None
+
+
+NONE = _Released(0, "", None)
+
+
+def _possible(one: _Released) -> bool:
+    known = one.mu is None or (isinstance(one.mu, float) and 0 < one.mu < math.inf)
+    return type(one.releases) is int and one.releases >= 0 and type(one.still_here) is str and known
+
+
+def _shift(plan: Plan) -> float | None:
+    """Returns shift/std of one message, whoever decides who sends; None if its noise protects nobody."""
+    release = plan.mechanism.release()
+    assert isinstance(release, Open) and release.weights == (1.0,), (
+        "a client counts what it sends, whenever it is asked"
+    )
+    return float(release.mus[0]) if plan.mechanism.secure and not plan.total_norm else None
+
+
+@lru_cache(maxsize=8)
+def _together(sent: Others, delta: float) -> float:
+    """Returns the ε of so many messages of each shift/std."""
+    kinds = Counter[Release]()
+    for mu, count in sent:
+        kinds[Open((1.0,), (mu,))] += count
+    return epsilon_of_all(kinds, delta)
+
+
+@lru_cache(maxsize=8)
+def _paid_for(others: Others, mu: float, most: int, delta: float, budget: float | None) -> int:
+    """Returns how many messages of one shift/std a budget pays for besides those that others had."""
+    if budget is None:  # Gaussians add up as their mu², and the agreement promises that of `most` messages
+        return max(0, math.floor(most - math.fsum(count * one**2 for one, count in others) / mu**2 + 1e-9))
+    return most_rounds(lambda count: _together((*others, (mu, count)), delta) <= budget, most)

@@ -1,0 +1,163 @@
+"""What has left a client's data counts under every agreement: messages, ε, and the budget that is left."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Command
+from federated import LOCAL, NAMES, ROUNDS, Network, config, party, request_for
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_ndtr
+
+from fednormec.config.schema import dump
+from fednormec.errors import UserError
+from fednormec.federation.agreement import Federation
+from fednormec.federation.client import answering, releases_of
+from fednormec.federation.messages import DONE, REFUSED
+from fednormec.federation.provision import make
+from fednormec.federation.releases import Releases
+
+SECURE = {"noise_std": 4.0, "delta": 1e-5, "trust": "local", "randomness": "secure"}
+
+
+def agreement(seed: int = 3, **privacy: object) -> Federation:
+    run = {"rounds": ROUNDS, "seed": seed, "dtype": "float64"}
+    return party(config(privacy=SECURE | privacy, run=run), 0)
+
+
+def sent(federation: Federation, folder: Path, rounds: int, budget: float | None = None) -> list[str]:
+    """Statuses of so many new requests."""
+    network = Network.__new__(Network)  # its bytes are not needed: the client is asked itself
+    network.run, network.server = f"a{federation.experiment.run.seed}", federation
+    answer = answering(federation, 0, folder, budget=budget)
+    return [answer(request_for(network, 1, 0, x=float(i + 1))).status for i in range(rounds)]
+
+
+def gaussian(mu: float, delta: float) -> float:
+    """ε of a Gaussian of shift/std mu, by bisection of its δ: the closed form, nothing of ours."""
+
+    def profile(epsilon: float) -> float:
+        return math.exp(log_ndtr(mu / 2 - epsilon / mu)) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+
+    low, high = 0.0, 200.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if profile(middle) > delta else (low, middle)
+    return high
+
+
+def test_another_seed_buys_no_more_messages(tmp_path):
+    """It is another agreement about the same data, which promises as much, and that much is spent."""
+    assert sent(agreement(3), tmp_path, ROUNDS + 1) == [DONE] * ROUNDS + [REFUSED]
+    for seed in (4, 5):
+        assert sent(agreement(seed), tmp_path, ROUNDS) == [REFUSED] * ROUNDS
+        assert releases_of(agreement(seed), tmp_path).count() == 0
+    assert releases_of(agreement(4), tmp_path).before() == ROUNDS
+
+
+def test_half_a_budget_that_was_spent_leaves_half(tmp_path):
+    assert sent(agreement(3), tmp_path, 2) == [DONE] * 2
+    assert sent(agreement(4), tmp_path, ROUNDS) == [DONE] * (ROUNDS - 2) + [REFUSED] * 2
+    with_less_noise = agreement(5, noise_std=2.0)  # each of the 6 messages above cost a quarter of one of these
+    assert releases_of(with_less_noise, tmp_path).left() == ROUNDS - 2  # 6 - 6/4, rounded down
+
+
+def test_epsilon_over_agreements_is_that_of_one_gaussian(tmp_path):
+    sent(agreement(3), tmp_path, 4)
+    released = releases_of(agreement(4, noise_std=7.0), tmp_path)
+    assert released.epsilon() == pytest.approx(gaussian(2 / 4.0, 1e-5), rel=1e-6)
+    both = math.sqrt(4 / 4.0**2 + 3 / 7.0**2)
+    assert released.epsilon(3) == pytest.approx(gaussian(both, 1e-5), rel=1e-6)
+
+
+@given(
+    before=st.integers(0, 9), noise=st.floats(0.5, 20), other=st.floats(0.5, 20),
+    budget=st.floats(0.05, 60) | st.none(), adjacency=st.sampled_from(["zero_out", "replace_one"]),
+)  # fmt: skip
+def test_what_is_left_never_takes_epsilon_beyond_the_budget(tmp_path_factory, before, noise, other, budget, adjacency):
+    folder, shift = tmp_path_factory.mktemp("client"), 2 if adjacency == "replace_one" else 1
+    if before:
+        stored = {"another": {"releases": before, "still_here": "", "mu": shift / other}}
+        (folder / "releases.json").write_text(json.dumps(stored))
+    released = releases_of(agreement(noise_std=noise, adjacency=adjacency), folder, budget)
+    limit = gaussian(shift * math.sqrt(ROUNDS) / noise, 1e-5) if budget is None else budget
+
+    def all_together(more: int) -> float:
+        return gaussian(shift * math.sqrt(before / other**2 + more / noise**2), 1e-5)
+
+    left = released.left()
+    assert left == 0 or all_together(left) <= limit * (1 + 1e-6)
+    assert left == ROUNDS or all_together(left + 1) > limit * (1 - 1e-6)
+    assert (released.trouble() is None) == (left == ROUNDS or (budget is not None and left > 0))
+
+
+def test_a_budget_of_ones_own_is_kept_message_by_message(tmp_path):
+    enough = gaussian(math.sqrt(4) / 4.0, 1e-5) + 1e-6
+    assert sent(agreement(3), tmp_path, ROUNDS, budget=enough) == [DONE] * 4 + [REFUSED] * 2
+    assert releases_of(agreement(3), tmp_path, enough).left() == 0
+    assert sent(agreement(3), tmp_path, 3, budget=100.0)[-1] == REFUSED  # the agreement's rounds are a limit too
+    assert releases_of(agreement(3), tmp_path).count() == ROUNDS
+
+
+def test_noise_that_protects_nobody_is_said_and_not_added_up(tmp_path):
+    """Seeded noise: its trainings count their own messages, and no ε holds with them."""
+    seeded = party(config(privacy=LOCAL), 0)
+    assert sent(seeded, tmp_path, ROUNDS + 1) == [DONE] * ROUNDS + [REFUSED]
+    released = releases_of(agreement(), tmp_path)
+    assert (released.left(), released.trouble()) == (ROUNDS, None)
+    assert "no ε holds for all of them together" in released.said()
+    sent(agreement(), tmp_path, ROUNDS)
+    again = party(config(privacy=LOCAL, run={"rounds": ROUNDS, "seed": 9, "dtype": "float64"}), 0)
+    assert sent(again, tmp_path, 1) == [DONE]
+
+
+def test_where_the_server_adds_the_noise_a_client_has_no_budget(tmp_path):
+    central = party(config(privacy={"epsilon": 3.0}), 0)
+    assert releases_of(central, tmp_path) is None
+    for federation, budget in ((central, 4.0), (party(config(), 0), 4.0), (agreement(), 0.0), (agreement(), math.nan)):
+        with pytest.raises(UserError, match="--budget"):
+            releases_of(federation, tmp_path, budget)
+
+
+def test_a_damaged_count_stops_the_client(tmp_path):
+    answer, counted = sent(agreement(), tmp_path, 1), tmp_path / "releases.json"
+    assert answer == [DONE]
+    whole = json.loads(counted.read_text())
+    assert whole == {agreement().agreed: {"releases": 1, "still_here": "", "mu": 0.25}}
+    assert (Releases(tmp_path, "another").count(), Releases(tmp_path, "another").before()) == (0, 1)
+    sound = {"releases": 1, "still_here": "", "mu": 0.25}
+    for wrong in ({"releases": -1}, {"releases": True}, {"mu": 0.0}, {"mu": "x"}, {"still_here": None}):
+        counted.write_text(json.dumps({"a": sound | wrong}))
+        with pytest.raises(UserError, match="is damaged"):
+            sent(agreement(), tmp_path, 1)
+    for damaged in ("{", "[]", '{"a": 3}', '{"a": {"releases": 1}}'):
+        counted.write_text(damaged)
+        with pytest.raises(UserError, match="is damaged"):
+            sent(agreement(), tmp_path, 1)
+
+
+def test_join_says_what_was_spent_and_asks_for_a_budget(tmp_path: Path, fednormec_: Command) -> None:
+    """Before it connects to anybody."""
+    asked = {name: section for name, section in config(privacy=SECURE).items() if name != "federation"}
+    (tmp_path / "asked.toml").write_text(dump(asked))
+    fed = make(tmp_path / "fed", NAMES, [5], 3, "localhost:9", tmp_path / "asked.toml")
+    home, rng = fed / "clients" / NAMES[0], np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.standard_normal((8, 5)), y=rng.integers(0, 3, 8))
+    stored = {"another": {"releases": 60, "still_here": "", "mu": 0.25}}
+    (home / "releases.json").write_text(json.dumps(stored))
+    words = ("federation", "join", home, "--data", tmp_path / "mine.npz")
+    said = fednormec_(*words)
+    so_far, whole = gaussian(math.sqrt(60) / 4, 1e-5), gaussian(math.sqrt(66) / 4, 1e-5)
+    assert said.code == 2 and "60 messages have left under other agreements" in said.err
+    assert f"ε ≤ {math.ceil(100 * so_far) / 100:.2f} at δ = 1e-05 so far" in said.err
+    needed = math.ceil(10 * whole) / 10
+    assert f"--budget {needed:.1f}" in " ".join(said.err.split())
+    assert "connected" not in said.err
+    explained = fednormec_(*words, "--explain", "--budget", f"{needed:.1f}")
+    assert explained.code == 0
+    assert "pays for 6 of the 6 that this one still asks for" in " ".join(explained.out.split())
+    assert "Give --budget" in fednormec_(*words, "--explain").out
+    assert fednormec_(*words, "--check").code == 2
