@@ -239,6 +239,20 @@ def test_idle_at_first_and_drawn_later_it_is_the_same_message(tmp_path):
     assert store.load().sent == 1
 
 
+@pytest.mark.parametrize("privacy", [{}, {"privacy": PRIVATE}, {"privacy": LOCAL}])
+def test_an_update_that_is_not_finite_is_counted_where_the_server_may_know(tmp_path, privacy):
+    """As in process. Under local trust that a client's data did it is the client's own business, and its owner's."""
+    asked = config(participation={"name": "full"}, local={"name": "gd", "step": 0.5, "steps": 3}, **privacy)
+    network, told = Network(asked, tmp_path), list[str]()
+    x, y = data()[0]
+    broken = for_client(asked, NAMES[0], Examples(np.sign(x) * 1e308, y))
+    network.clients[0] = answering(broken, 0, tmp_path / NAMES[0], told.append)
+    counts = [(r.sent, r.left_out) for r in network.rounds()]
+    local = privacy.get("privacy") is LOCAL
+    assert counts == [(4, 0 if local else 1)] * ROUNDS
+    assert len(told) == ROUNDS and "is not finite" in told[0]
+
+
 def test_a_client_sends_no_more_than_the_budget_pays_for(tmp_path):
     """Whatever the server asks: under local trust a client counts for itself."""
     network = Network(config(privacy=LOCAL | {"randomness": "secure"}), tmp_path)
@@ -413,7 +427,7 @@ def test_a_run_of_a_federation_stops_forgets_and_goes_on(tmp_path):
 def test_what_a_client_keeps_is_whole_or_not_there(tmp_path, monkeypatch):
     store = Store(tmp_path, "a", 3, 2, torch.float32)
     assert store.load().round == 0
-    kept = Kept(2, 1, 1, "d", torch.ones(3), torch.zeros(3), torch.full((2,), 0.5))
+    kept = Kept(2, 1, 1, 0, "d", torch.ones(3), torch.zeros(3), torch.full((2,), 0.5))
     store.save(kept)
     found = store.load()
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(found, kept, strict=True))

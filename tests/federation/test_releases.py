@@ -65,6 +65,21 @@ def test_half_a_budget_that_was_spent_leaves_half(tmp_path):
     assert releases_of(with_less_noise, tmp_path).left() == ROUNDS - 2  # 6 - 6/4, rounded down
 
 
+@pytest.mark.parametrize("before", [{}, {"privacy": LOCAL | {"noise_std": 0.01}}, {"privacy": {"noise_std": 1.0}}])
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_message_of_another_agreement_does_not_leave(tmp_path, before, sends):
+    """Whatever the server asks for in the words of the other one: it is computed anew, with the noise of this one."""
+    lax, strict = party(config(**before), 0), agreement(noise_std=100.0)
+    network = Network.__new__(Network)
+    network.run, network.server = "a", lax
+    asked = request_for(network, 1, 0)
+    answering(lax, 0, tmp_path)(asked._replace(sends=sends))
+    (tmp_path / "releases.json").unlink(missing_ok=True)
+    reply = answering(strict, 0, tmp_path)(asked._replace(agreed=strict.agreed))
+    assert reply.status == DONE and float(reply.message.norm()) > 50
+    assert releases_of(strict, tmp_path).count() == 1
+
+
 def test_epsilon_over_agreements_is_that_of_one_gaussian(tmp_path):
     sent(agreement(3), tmp_path, 4)
     released = releases_of(agreement(4, noise_std=7.0), tmp_path)

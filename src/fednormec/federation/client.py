@@ -20,6 +20,7 @@ from fednormec.errors import BoundBroken, UserError, positive
 from fednormec.federation.agreement import Federation, encoding, federation_settings
 from fednormec.federation.client_state import Kept, Store
 from fednormec.federation.messages import (
+    DONE,
     LENGTH,
     LOST,
     MOST_SAID,
@@ -154,6 +155,8 @@ def answering(
             except BoundBroken:  # says by how much, which is a figure of the client's data
                 tell("the method here made a message that is longer than its bound: it was not sent")
                 return _refused(request, "the method here broke its bound")
+            if kept.left_out:
+                tell(f"what was computed in round {request.round} is not finite: it counts as a message of zeros")
         if request.sends and not kept.sent:
             if released is not None and not released.reserve(request.run):
                 return _refused(request, "all messages that the privacy budget pays for have been sent")
@@ -162,7 +165,8 @@ def answering(
             store.save(kept)
         if released is not None and request.sends:
             released.may_leave()
-        return Reply(request.round, request.nonce, message=kept.message if request.sends else None)
+        told = kept.left_out == 1 and local is None  # what a client's data did is for those alone who are trusted
+        return Reply(request.round, request.nonce, DONE, "", kept.message if request.sends else None, told)
 
     return answer
 
@@ -187,14 +191,14 @@ def _computed(
     problem, algorithm, _, _, run, *_ = federation.experiment
     server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
     before, moment = rows.clone(), Moment(run.seed, request.round)
-    messages, _ = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
+    messages, left_out = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
     if federation.plan is not None:
         summed(algorithm, messages, rows.new_ones(1), Adding(longest=federation.plan.mechanism.radius))
     message = messages.whole()[0]
     if local is not None:
         draw = local.noise(len(message), 1, run.seed, request.round, client)
         message = (message.double() + torch.from_numpy(draw)).to(message.dtype)
-    return Kept(request.round, request.base, 0, request.digest, rows, before, message)
+    return Kept(request.round, request.base, 0, left_out, request.digest, rows, before, message)
 
 
 def _refused(request: Request, why: str) -> Reply:

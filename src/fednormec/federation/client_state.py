@@ -18,7 +18,7 @@ from fednormec.errors import UserError
 from fednormec.files import replaced
 
 FORMAT = "fednormec client 1"
-COUNTS = ("round", "base", "sent")
+COUNTS = ("round", "base", "sent", "left_out")
 TENSORS = ("memory", "before", "message")
 
 
@@ -29,6 +29,7 @@ class Kept(NamedTuple):
         round: the last round.
         base: the round after which the memory was `before`.
         sent: 1 once `message` is as good as sent.
+        left_out: 1 if what was computed was not finite, so that `message` is zero before noise.
         digest: digest of the request that was answered.
         memory: the memory after `round`.
         before: the memory that it was computed from.
@@ -38,6 +39,7 @@ class Kept(NamedTuple):
     round: int
     base: int
     sent: int
+    left_out: int
     digest: str
     memory: Tensor
     before: Tensor
@@ -65,7 +67,7 @@ class Store:
     def __init__(self, folder: Path, run: str, width: int, size: int, dtype: torch.dtype) -> None:
         self.path = folder / f"memory-{run}.safetensors"
         nothing = torch.zeros(width, dtype=dtype)
-        self._empty = Kept(0, 0, 0, "", nothing, nothing, torch.zeros(size, dtype=dtype))
+        self._empty = Kept(0, 0, 0, 0, "", nothing, nothing, torch.zeros(size, dtype=dtype))
 
     def load(self) -> Kept:
         """Returns what is stored; raises UserError if the file is damaged.
@@ -83,8 +85,8 @@ class Store:
                 like = getattr(self._empty, name)
                 if tensor.shape != like.shape or tensor.dtype != like.dtype:
                     raise ValueError(f"its {name} is of another model")
-            round, base, sent = (int(about[name]) for name in COUNTS)
-            return Kept(round, base, sent, about["digest"], **tensors)
+            round, base, sent, left_out = (int(about[name]) for name in COUNTS)
+            return Kept(round, base, sent, left_out, about["digest"], **tensors)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise UserError(f"{self.path} cannot be used: {error}. Put a copy of it back; or move it away to take part "
                             "as a client that has lost its memory.") from error  # fmt: skip

@@ -55,8 +55,8 @@ class Request(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Digest of what is to be computed: whoever asks the same again gets the same answer."""
-        found = hashlib.sha256(f"{self.run}/{self.round}/{self.base}/".encode())
+        """Digest of what is to be computed, under which agreement: whoever asks the same again gets the same answer."""
+        found = hashlib.sha256(f"{self.agreed}/{self.run}/{self.round}/{self.base}/".encode())
         for vector in (self.x, self.memory):
             found.update(b"" if vector is None else packed(vector))
         return found.hexdigest()
@@ -71,6 +71,8 @@ class Reply(NamedTuple):
         status: done, lost (its memory is not the one after `base`) or refused.
         why: a sentence why it was refused.
         message: the message, if it was to be sent.
+        left_out: whether what the client computed was not finite, so that its message is zero. It says nothing of this
+            where the server is not trusted with a client's data.
     """
 
     round: int
@@ -78,6 +80,7 @@ class Reply(NamedTuple):
     status: str = DONE
     why: str = ""
     message: Tensor | None = None
+    left_out: bool = False
 
 
 class Report(NamedTuple):
@@ -174,7 +177,7 @@ def read_request(data: bytes, size: int, memory: int, dtype: torch.dtype) -> Req
 
 def reply_bytes(reply: Reply) -> bytes:
     """Returns a reply as bytes."""
-    said = {name: getattr(reply, name) for name in ("round", "status", "why")}
+    said = {name: getattr(reply, name) for name in ("round", "status", "why", "left_out")}
     vectors = [] if reply.message is None else [reply.message]
     return framed({"nonce": reply.nonce.hex(), **said, "why": reply.why[:MOST_TEXT]}, *vectors)
 
@@ -186,7 +189,7 @@ def read_reply(data: bytes, size: int, dtype: torch.dtype) -> Reply:
     status, why = _value(said, "status", str), visible(_value(said, "why", str), MOST_TEXT)
     if status not in (DONE, LOST, REFUSED):
         raise Refused("its status is unknown")
-    return Reply(_count(said, "round"), _nonce(said), status, why, message)
+    return Reply(_count(said, "round"), _nonce(said), status, why, message, _value(said, "left_out", bool))
 
 
 def report_bytes(report: Report) -> bytes:

@@ -109,6 +109,7 @@ class _Remote:
                 total += message.double()
             counted[client] = moment.round
             heard[client] = request.sends
+            left_out += isinstance(reply, Reply) and reply.left_out
         answered = Cohort(np.array(list(heard), np.int64), np.array(list(heard.values()), bool))
         return Exchanged(total, left_out, answered, len(cohort.computing) - len(heard))
 
