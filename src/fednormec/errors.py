@@ -8,6 +8,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
 
 
 class UserError(Exception):
@@ -117,4 +118,5 @@ def visible_lines(text: object) -> str:
 
 def note(said: object) -> None:
     """Prints a note of one line on stderr; nothing in `said` can begin another line."""
-    print(f"note: {visible(said)}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a full disk, a terminal that is gone: what goes on is worth more
+        print(f"note: {visible(said)}", file=sys.stderr, flush=True)

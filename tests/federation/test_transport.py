@@ -3,6 +3,7 @@ who is waited for, and what a hostile peer can do."""
 
 import contextlib
 import http.client
+import json
 import math
 import socket
 import ssl
@@ -17,15 +18,16 @@ from processes import until
 from wired import MOST, Asking, ByHand, Running, advance, running
 
 from fednormec.data import Examples
-from fednormec.errors import UserError
+from fednormec.errors import UserError, note
 from fednormec.federation import https, keys, node, transport
 from fednormec.federation.agreement import for_client
 from fednormec.federation.client import answering, client_of
 from fednormec.federation.ending import ending
 from fednormec.federation.https import Listen
+from fednormec.federation.log import Seldom
 from fednormec.federation.messages import DONE, REPORT, Request, read_reply, read_request, request_bytes
-from fednormec.federation.node import Server, Taking, take_part
-from fednormec.federation.provision import make, revoke
+from fednormec.federation.node import Server, Taking, ask_once, take_part
+from fednormec.federation.provision import make, revoke, sign
 from fednormec.federation.reports import as_report
 from fednormec.federation.transport import differences
 
@@ -140,7 +142,8 @@ def test_a_client_that_comes_back_within_a_round_is_asked_again(tmp_path):
         assert asking.goes_on()
         found.join(0)
         assert list(asking.ended()) == [0]
-        assert [line.split(",")[0] for line in found.log] == ["north has joined"]
+        assert [line.split(",")[0] for line in found.log] == ["north has joined", "north is back"]
+        assert found.log[1].endswith("a new process")
 
 
 def test_a_round_that_nobody_can_be_asked_in_waits(tmp_path):
@@ -176,7 +179,6 @@ def test_time_that_the_server_slept_does_not_count(tmp_path, monkeypatch):
 def test_a_client_that_computes_for_long_hands_in_its_answer_all_the_same(tmp_path, monkeypatch):
     """Longer than a connection may be idle, and without computing anything twice."""
     monkeypatch.setattr(https, "IDLE", 0.8)
-    monkeypatch.setattr(node, "STALE", 0.4)
     computed = []
 
     def slowly(data: bytes) -> bytes:
@@ -190,6 +192,105 @@ def test_a_client_that_computes_for_long_hands_in_its_answer_all_the_same(tmp_pa
         assert Asking(found, {0: found.request(1)}).ended() == {0: b"x"}
         assert len(computed) == 1
         assert not any("does not answer" in line for line in found.said)
+
+
+def test_a_client_at_work_is_here_and_keeps_its_place(tmp_path):
+    """However long it computes: a second process with its key does not get in, and the log does not say that it is
+    gone. Once its connection has ended it is."""
+    with running(tmp_path) as found:
+        working = ByHand(found, 0, "honest")
+        asking = Asking(found, {0: found.request(1)}, deadline=600.0)
+        working.fetch()
+        advance(found, 400.0)
+        time.sleep(0.6)
+        assert found.link.here() == {0}
+        assert ByHand(found, 0, joins=False).join("a copy")[0] == 423
+        working.post("/answer", b"x", request=working.name)
+        assert asking.ended() == {0: b"x"}
+        assert [line.split(",")[0] for line in found.log] == ["north has joined", "refused north"]
+        asking = Asking(found, {0: found.request(2)}, deadline=600.0)
+        working.fetch()
+        advance(found, 100.0)
+        working.close()
+        until(lambda: any("is gone (" in line for line in found.log))
+        assert found.link.here() == set()
+        assert ByHand(found, 0, "started anew").fetch()
+        advance(found, 700.0)
+        asking.ended()
+
+
+def test_the_log_says_who_comes_goes_and_comes_back(tmp_path):
+    with running(tmp_path) as found:
+        one = ByHand(found, 0, "first")
+        assert one.post("/next")[0] == 204
+        advance(found, 40.0)
+        until(lambda: len(found.log) == 2)
+        assert one.post("/next")[0] == 204
+        one.post("/leave")
+        ByHand(found, 0, "second")
+        said = [line.replace("40 s", "N s").replace("41 s", "N s") for line in found.log]
+        port = one.connection.sock.getsockname()[1]
+        assert said[:4] == [
+            f"north has joined, from 127.0.0.1:{port}", "north is gone (last heard of N s ago)",
+            f"north is back, from 127.0.0.1:{port}", "north has left",
+        ]  # fmt: skip
+        assert said[4].startswith("north is back, from 127.0.0.1:") and said[4].endswith("a new process")
+
+
+@pytest.mark.parametrize("state", ["never came", "revoked", "gone"])
+def test_a_round_of_clients_that_cannot_come_ends_while_others_are_here(tmp_path, state):
+    """Where few are drawn they may all be away: that is a round without them, not the end of the training."""
+    with running(tmp_path) as found:
+        if state != "never came":
+            ByHand(found, 0).connection.close()
+        if state == "revoked":
+            revoke(found.folder, "north")
+            until(lambda: any("no longer served" in line for line in found.log))
+        found.join(1)
+        until(lambda: 1 in found.link.here())
+        asking = Asking(found, {0: found.request(1)}, 600.0)
+        if state == "gone":  # its link may be cut
+            advance(found, 60.0)
+            time.sleep(0.6)
+            assert asking.goes_on()
+            advance(found, 60.0)
+        assert asking.ended() == {}
+        assert found.link.ask({}, 600.0) == {}
+
+
+@pytest.mark.parametrize("how", ["asks for work that it does not take", "joins again and again"])
+def test_a_client_that_is_here_and_does_not_answer_is_waited_for_less_each_time(tmp_path, how):
+    """Whatever it does instead. Who only sends answers to nothing is not heard of."""
+    with running(tmp_path) as found:
+        member, honest = ByHand(found, 0), ByHand(found, 1)
+        for number, patience in enumerate((40.0, 20.0, 10.0), 1):
+            asking = Asking(found, {0: found.request(number), 1: found.request(number)}, 40.0)
+            honest.fetch()
+            honest.post("/answer", b"x", request=honest.name)
+            if how.startswith("joins"):
+                member.session = json.loads(member.join("i")[1])["session"]
+            else:
+                member.fetch()
+            advance(found, patience - 3.0)
+            for _ in range(2):
+                assert member.post("/answer", b"y", request="of nothing")[0] == 410
+            time.sleep(0.4)
+            assert asking.goes_on()
+            advance(found, 4.0)
+            assert asking.ended() == {1: b"x"}
+            assert found.link.status()[0].missed == number
+
+
+def test_answers_to_nothing_keep_nobody_waited_for(tmp_path):
+    with running(tmp_path) as found:
+        member, honest = ByHand(found, 0), ByHand(found, 1)
+        asking = Asking(found, {0: found.request(1), 1: found.request(1)}, 600.0)
+        honest.fetch()
+        honest.post("/answer", b"x", request=honest.name)
+        for _ in range(4):
+            advance(found, 30.0)
+            assert member.post("/answer", b"y", request="of nothing")[0] in (401, 410)
+        assert asking.ended() == {1: b"x"}
 
 
 def test_a_round_waits_for_a_client_whose_link_was_cut_for_a_minute_and_not_for_ever(tmp_path):
@@ -254,7 +355,8 @@ def test_a_certificate_that_is_not_on_the_roster_is_refused(tmp_path):
         with pytest.raises(UserError, match="of nobody on the roster"):
             take_part(Server(f"localhost:{found.port}", found.secured(0)), found.taking(0))
         assert found.link.here() == set()
-        assert found.log[0].startswith("refused 127.0.0.1:")
+        assert found.log[0].startswith("refused north, from 127.0.0.1:")
+        assert found.link.status()[0].refused == 1
 
 
 def test_a_client_of_another_federation_is_not_let_in(tmp_path):
@@ -317,6 +419,48 @@ def test_a_client_that_is_revoked_is_no_longer_served(tmp_path):
         thread.join(30)
         assert not thread.is_alive()
         assert found.said[-1].endswith("this certificate is of nobody on the roster, or was revoked.")
+
+
+def test_a_key_that_was_replaced_is_no_longer_served(tmp_path):
+    """Its question that waits gets no request any more."""
+    with running(tmp_path) as found:
+        old = ByHand(found, 0)
+        (found.home(0) / "client.key").rename(tmp_path / "old.key")
+        sign(found.folder, keys.make_request(found.home(0), "north"))
+        until(lambda: any("another key now" in line for line in found.log))
+        asking = Asking(found, {0: found.request(1)}, 20.0)
+        assert old.post("/next")[0] == 403
+        ByHand(found, 0, "the new key").fetch()
+        advance(found, 1000.0)
+        assert asking.ended() == {}
+
+
+def test_a_roster_that_the_system_does_not_show_stops_nothing(tmp_path, monkeypatch):
+    with running(tmp_path) as found:
+        monkeypatch.setattr(found.link, "_roster", lambda: (_ for _ in ()).throw(OSError("no handle left")))
+        until(lambda: any("the roster stays as it was: no handle left" in line for line in found.log))
+        found.join(0)
+        assert list(Asking(found, {0: found.request(1)}).ended()) == [0]
+
+
+def test_a_terminal_that_is_gone_stops_nothing(tmp_path, monkeypatch):
+    """Notes are for a person; the server's clock goes on without one."""
+
+    class Gone:
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        flush = write
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    note("somebody has joined")
+    with running(tmp_path) as found:
+        monkeypatch.setattr(found.link, "_log", note)
+        one = ByHand(found, 0)
+        asking = Asking(found, {0: found.request(1)}, 600.0)
+        one.fetch()
+        until(lambda: advance(found, 601.0) or not asking.goes_on())
+        assert asking.ended() == {}
 
 
 def test_a_key_that_cannot_be_read_stops_nothing(tmp_path):
@@ -438,12 +582,93 @@ def test_what_is_too_long_is_refused_before_it_is_read(tmp_path):
             one.post("/next", more="x" * 10**7)
 
 
-def test_too_many_requests_of_one_client_are_refused(tmp_path):
+def test_too_many_requests_of_one_client_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(transport, "PENALTY", 0.0)
     with running(tmp_path) as found:
         one, other = ByHand(found, 0), ByHand(found, 1)
         found_out = [one.post("/nowhere")[0] for _ in range(int(transport.BURST) + 50)]
-        assert 429 in found_out
+        assert 429 in found_out and found.link.status()[0].refused > 0
         assert other.post("/next")[0] == 204
+
+
+def test_more_connections_than_a_client_may_have_are_turned_away_in_a_sentence(tmp_path):
+    """A copy of its key that holds them all: the log says whose they are, and from where; its owner reads why."""
+    with running(tmp_path) as found:
+        held = [ByHand(found, 0, joins=False) for _ in range(https.EACH)]
+        assert [one.post("/nowhere")[0] for one in held] == [404] * https.EACH
+        status, why = ByHand(found, 0, joins=False).join()
+        assert (status, why) == (423, https.TOO_MANY.encode())
+        assert len(found.log) == 1 and found.log[0].startswith("refused north, from 127.0.0.1:")
+        assert found.link.status()[0].refused == 1
+        for one in held:
+            one.close()
+        until(lambda: ByHand(found, 0, joins=False).join()[0] == 200)
+
+
+def test_who_is_refused_by_tls_is_in_the_log_once(tmp_path):
+    """With a certificate of another federation, or with none at all."""
+    with running(tmp_path / "one") as found, running(tmp_path / "two") as other:
+        for _ in range(3):
+            with pytest.raises(UserError):
+                ask_once(Server(f"localhost:{found.port}", other_key(found, other)), "", {})
+            nobody = ssl.create_default_context()
+            nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", found.port), 10) as plain,
+                nobody.wrap_socket(plain) as wrapped,
+            ):
+                wrapped.recv(1)
+        until(lambda: len(found.log) >= 2)
+        time.sleep(0.3)
+        assert sorted(line.partition(": ")[2] for line in found.log) == [
+            "certificate verify failed (unable to get local issuer certificate)", "peer did not return a certificate",
+        ]  # fmt: skip
+
+
+def other_key(found: Running, other: Running) -> ssl.SSLContext:
+    """Believes this server, and shows the certificate of another federation's client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(found.home(0) / "ca.crt")
+    context.load_cert_chain(other.home(0) / "client.crt", other.home(0) / "client.key")
+    return context
+
+
+def test_a_member_cannot_fill_the_log(tmp_path):
+    """It is refused with other settings each time, and asks too often."""
+    with running(tmp_path) as found:
+        one = ByHand(found, 0, joins=False)
+        for number in range(int(transport.BURST) - 10):
+            assert one.join(agreed="another", terms={"a": number})[0] == 409
+        assert len(found.log) == 1 and "a is not set with the server and 0 with the client" in found.log[0]
+        assert found.link.status()[0].refused == int(transport.BURST) - 10
+        assert f"and {int(transport.BURST) - 11} with the client" in found.link.status()[0].why_refused
+        for _ in range(20):
+            if one.post("/next")[0] == 429:
+                break
+        assert any("north, from" in line and "too many requests" in line for line in found.log)
+
+
+def test_what_others_provoke_is_said_seldom():
+    said: list[str] = []
+    seldom = Seldom(said.append, 3)
+    for hour in range(3):
+        for i in range(100):
+            seldom(f"kind {i % 5}", f"{hour}, {i}", 3600.0 * hour + i)
+    assert said == [f"{hour}, {i}" for hour in range(3) for i in range(3)]
+
+
+def test_a_crowd_at_one_address_keeps_nobody_else_out(tmp_path, monkeypatch):
+    """Connections from elsewhere, more than may come and more than have a place."""
+    monkeypatch.setattr(https, "BURST", 60.0)
+    monkeypatch.setattr(https, "NEW", 0.1)
+    monkeypatch.setattr(https, "STRANGERS", 40)
+    with running(tmp_path) as found, contextlib.ExitStack() as stack:
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_connection(("127.0.0.1", found.port), 10, ("127.0.0.2", 0)))
+        found.join(0)
+        until(lambda: found.link.here() == {0})
 
 
 def test_a_fast_training_is_not_too_many_requests(tmp_path):

@@ -151,7 +151,7 @@ the same. It asks nobody who they are, and so is for this machine alone.
 \b
 Examples:
   fednormec federation serve fed
-  fednormec federation serve fed --wait-for 2                begin when two clients are here
+  fednormec federation serve fed --wait-for 2                begin no round with fewer than two clients
   fednormec federation serve fed --out runs/second           a new run with the same clients
   fednormec federation serve fed --status 127.0.0.1:8080     a page about it, for a browser on this machine
   fednormec federation serve fed --log-file serve.log        who came, went and was refused, and when
@@ -167,7 +167,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="by the settings")] = None,
     port: Annotated[int | None, typer.Option(help="The port.", show_default="by the settings")] = None,
     wait_for: Annotated[
-        int | None, typer.Option(help="How many clients must be here at the start.", show_default="all")
+        int | None, typer.Option(help="Begin no round with fewer clients.", show_default="all at the start, then 1")
     ] = None,
     forget_memories: Annotated[
         bool, typer.Option("--forget-memories", help="Go on with all memories, the server's too, at zero.")

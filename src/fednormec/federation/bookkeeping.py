@@ -32,7 +32,7 @@ def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
     if plan.total_norm:
         return [f"{NOT_PRIVATE}: noise by total norm protects nobody, so that no ε is worth adding up"]
     mine, counts, apart = federation.experiment.config, Counter[Any](), list[str]()
-    for run in (*sorted(path.parent for path in folder.glob("*/ledger.jsonl")), *runs):
+    for run in (*sorted(path.parent for path in folder.rglob("ledger.jsonl")), *runs):
         try:
             spent = spent_in(run)
             alike = _promise(read(run / "config.toml")) == _promise(mine)

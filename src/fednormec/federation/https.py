@@ -5,6 +5,7 @@ every length one in bytes. Who has not finished its handshake holds one of a few
 """
 
 import asyncio
+import ipaddress
 import socket
 import ssl
 import threading
@@ -24,7 +25,10 @@ GOODBYE = 2.0  # seconds for the end of a secured connection
 GRACE, SLOWEST = 20.0, 20_000.0  # seconds that a body may take, and bytes in each second after these
 STRANGERS = 200  # connections that have not finished their handshake, at most
 EACH = 4  # connections with one certificate, at most
-NEW, BURST = 100.0, 1000.0  # new connections in a second, and how many may come at once
+NEW, BURST = 100.0, 1000.0  # new connections from one address in a second, and how many may come at once
+TOO_MANY = "there are too many connections with this client's certificate"
+SOURCES = 4096  # addresses whose connections are counted, at most
+ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a peer that is gone is noticed in 35 seconds
 SPARE = 128  # file handles that are left for the rest of the program
 AT_ONCE = 100  # connections that are accepted before anything else is done
 CHUNK = 2**16
@@ -33,12 +37,21 @@ JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "applicatio
 
 
 class Answer(NamedTuple):
-    """Answer to a request: its status, its body and of what type that is, more headers."""
+    """Answer to a request.
+
+    Attributes:
+        status: its status.
+        body: its body.
+        kind: of what type the body is.
+        headers: more headers.
+        idle: seconds after which the next request must have begun; None: IDLE.
+    """
 
     status: int = 200
     body: bytes = b""
     kind: str = BYTES
     headers: tuple[tuple[str, str], ...] = ()
+    idle: float | None = None
 
 
 class TooLong(Exception):
@@ -74,6 +87,7 @@ class Call:
 
 Handler = Callable[[Call], Awaitable[Answer]]
 Closed = Callable[[str], None]
+TurnedAway = Callable[[str, bytes | None, str], None]
 
 
 class Listen(NamedTuple):
@@ -120,7 +134,7 @@ class _Plain:
 
 
 class _Secured(_Plain):
-    """Bytes to and from a peer through TLS. asyncio's own TLS keeps 256 kB for every connection; this keeps nothing."""
+    """Bytes to and from a peer through TLS. asyncio's own keeps 256 kB for each connection; this as much as a piece."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
         super().__init__(reader, writer)
@@ -174,10 +188,11 @@ class _Connection:
 
     async def serve(self, handler: Handler) -> None:
         """Answers requests until the peer goes, breaks the rules or is too slow."""
+        idle = IDLE
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
-                self._http.receive_data(await asyncio.wait_for(self._wire.read(), IDLE))
+                self._http.receive_data(await asyncio.wait_for(self._wire.read(), idle))
                 event = await asyncio.wait_for(self._event(), BEGUN)
             if not isinstance(event, h11.Request):
                 return
@@ -191,6 +206,14 @@ class _Connection:
             if unread or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
+            idle = IDLE if answer.idle is None else answer.idle
+
+    async def turn_away(self, answer: Answer) -> None:
+        """Gives an answer whatever is asked, and ends the connection."""
+        with suppress(TimeoutError):
+            self._http.receive_data(await asyncio.wait_for(self._wire.read(), GOODBYE))
+            if isinstance(self._http.next_event(), h11.Request):
+                await asyncio.wait_for(self._send(answer, True), GOODBYE)
 
     async def body(self) -> bytes:
         """Reads what is left of a request."""
@@ -223,18 +246,31 @@ class _Connection:
             await self._wire.write(self._http.send(event) or b"")
 
 
+class Hear(NamedTuple):
+    """What hears of connections.
+
+    Attributes:
+        closed: called with the address of a connection that has ended.
+        turned_away: called with the address and the certificate, if one was believed, of a connection that was turned
+            away, and why.
+    """
+
+    closed: Closed = lambda address: None
+    turned_away: TurnedAway = lambda address, certificate, why: None
+
+
 class _Listener:
     """Accepts connections, few of strangers, and serves each in a task of its own."""
 
-    def __init__(self, handler: Handler, listen: Listen, listening: socket.socket, closed: Closed | None) -> None:
-        self._handler, self._secured, self._socket, self._closed = handler, listen.secured, listening, closed
-        self._strangers = OrderedDict[int, socket.socket]()
+    def __init__(self, handler: Handler, listen: Listen, listening: socket.socket, hear: Hear) -> None:
+        self._handler, self._secured, self._socket, self._hear = handler, listen.secured, listening, hear
+        self._strangers = OrderedDict[int, tuple[str, socket.socket]]()
+        self._sources = OrderedDict[str, tuple[float, float]]()  # connections that may come now, and when that was
         self._peers = dict["asyncio.Task[None]", socket.socket]()
         self._served = set[socket.socket]()
         self._number, self._ended = 0, False
         self._of_each = Counter[bytes]()
         self._most = max(16, _file_handles() - SPARE)
-        self._tokens, self._filled = BURST, time.monotonic()
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serves until `stopped` is set."""
@@ -259,7 +295,7 @@ class _Listener:
         """Accepts who waits at the port."""
         for _ in range(AT_ONCE):
             try:
-                peer, _ = self._socket.accept()
+                peer, (host, *_) = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError:  # too many file handles: some are about to be closed
@@ -267,16 +303,17 @@ class _Listener:
                 loop.remove_reader(self._socket)
                 loop.call_later(0.1, self._listen)
                 return
-            if not self._may_come() or len(self._peers) >= self._most:
+            source = _source(host)
+            if not self._may_come(source) or len(self._peers) >= self._most:
                 peer.close()
                 continue
             peer.setblocking(False)
             self._number += 1
             task = asyncio.create_task(self._serve(self._number, peer))
-            self._peers[task], self._strangers[self._number] = peer, peer
+            self._peers[task], self._strangers[self._number] = peer, (source, peer)
             task.add_done_callback(self._forget)
             if len(self._strangers) > STRANGERS:
-                _hang_up(self._strangers.popitem(last=False)[1])
+                self._make_room()
 
     def _forget(self, task: "asyncio.Task[None]") -> None:
         peer = self._peers.pop(task)
@@ -284,14 +321,21 @@ class _Listener:
             peer.close()
         self._served.discard(peer)
 
-    def _may_come(self) -> bool:
-        """Returns whether one more connection may come now: at most so many in a second, in the long run."""
+    def _make_room(self) -> None:
+        """Hangs up the oldest stranger of the address that has most of them."""
+        (most, _), *_ = Counter(source for source, _ in self._strangers.values()).most_common(1)
+        number = next(number for number, (source, _) in self._strangers.items() if source == most)
+        _hang_up(self._strangers.pop(number)[1])
+
+    def _may_come(self, source: str) -> bool:
+        """Returns whether one more connection from there may come now: at most so many in a second, in the long run."""
         now = time.monotonic()
-        self._tokens, self._filled = min(BURST, self._tokens + NEW * (now - self._filled)), now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        tokens, filled = self._sources.pop(source, (BURST, now))
+        tokens = min(BURST, tokens + NEW * (now - filled))
+        self._sources[source] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now)
+        if len(self._sources) > SOURCES:
+            self._sources.popitem(last=False)
+        return tokens >= 1
 
     async def _serve(self, number: int, peer: socket.socket) -> None:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(CHUNK)
@@ -301,7 +345,7 @@ class _Listener:
         connection: _Connection | None = None
         self._served.add(peer)
         try:
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _keep_alive(peer)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host, port, *_ = peer.getpeername()
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, peer)
@@ -311,12 +355,19 @@ class _Listener:
                 wire = secured = _Secured(reader, writer, self._secured)
                 certificate = await asyncio.wait_for(secured.handshake(), HANDSHAKE)
                 self._of_each[certificate] += 1
-                if self._of_each[certificate] > EACH:
-                    return
             self._strangers.pop(number, None)
             connection = _Connection(wire, f"{host}:{port}", certificate, protocol.gone)
-            await connection.serve(self._handler)
+            if certificate is not None and self._of_each[certificate] > EACH:
+                self._hear.turned_away(connection.address, certificate, TOO_MANY)
+                await connection.turn_away(Answer(423, TOO_MANY.encode(), TEXT))
+            else:
+                await connection.serve(self._handler)
             await asyncio.wait_for(wire.close(), GOODBYE)
+        except ssl.SSLError as error:
+            if "CERTIFICATE" in (reason := str(error.reason)):  # none, an expired one, one of another federation
+                why = reason.replace("_", " ").lower()
+                detail = f" ({error.verify_message})" if isinstance(error, ssl.SSLCertVerificationError) else ""
+                self._hear.turned_away(f"{host}:{port}", None, f"{why}{detail}")
         except (OSError, TimeoutError, h11.ProtocolError, ConnectionError, ValueError):
             pass  # a peer that broke off, broke the rules or was too slow
         finally:
@@ -325,10 +376,27 @@ class _Listener:
                 self._of_each[certificate] -= 1
                 if not self._of_each[certificate]:
                     del self._of_each[certificate]
-            if connection is not None and self._closed is not None:
-                self._closed(connection.address)
+            if connection is not None:
+                self._hear.closed(connection.address)
             if transport is not None:
                 transport.close()
+
+
+def _source(host: str) -> str:
+    """Returns whose connections are counted together: those of one address, or of one network of version 6.
+
+    >>> _source("192.0.2.1"), _source("2001:db8:1:2:3::4")
+    ('192.0.2.1', '2001:db8:1:2::/64')
+    """
+    return str(ipaddress.ip_network(f"{host.partition('%')[0]}/64", strict=False)) if ":" in host else host
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Has the system ask a silent peer whether it is still there, where the system can be told how often."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in ALIVE.items():
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _hang_up(peer: socket.socket) -> None:
@@ -354,7 +422,7 @@ def _file_handles() -> int:
 
 @contextmanager
 def listening(
-    handler: Handler, listen: Listen, also: Callable[[], Awaitable[None]] | None = None, closed: Closed | None = None
+    handler: Handler, listen: Listen, also: Callable[[], Awaitable[None]] | None = None, hear: Hear | None = None
 ) -> Iterator[int]:
     """Serves in a thread of its own until the context ends; gives the port.
 
@@ -362,7 +430,7 @@ def listening(
         handler: answers requests; runs in that thread's event loop.
         listen: where.
         also: what else runs in that loop, until it is cancelled.
-        closed: called there with the address of a connection that has ended.
+        hear: what is called there with connections that ended or were turned away.
     """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
@@ -377,7 +445,7 @@ def listening(
         ended.append(lambda: loop.call_soon_threadsafe(stopped.set))
         beside = None if also is None else asyncio.ensure_future(also())
         started.set()
-        await _Listener(handler, listen, sock, closed).run(stopped)
+        await _Listener(handler, listen, sock, hear or Hear()).run(stopped)
         if beside is not None:
             beside.cancel()
             await asyncio.gather(beside, return_exceptions=True)

@@ -126,6 +126,15 @@ def fingerprint(certificate: bytes | Public) -> bytes:
     return hashlib.sha256(certificate.public_bytes(form.Encoding.DER, form.PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
+def holder(certificate: bytes) -> str:
+    """Returns the name that a certificate in DER was made for; empty if it has none."""
+    try:
+        found = x509.load_der_x509_certificate(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return str(found[0].value) if found else ""
+    except ValueError:
+        return ""
+
+
 class Validity(NamedTuple):
     """Time for which a certificate holds."""
 

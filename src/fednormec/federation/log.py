@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from fednormec.files import to_json
 
 INFO, WARNING, ERROR = "INFO", "WARNING", "ERROR"
 LINES = 200  # that are kept in memory
+HOUR = 3600.0  # seconds in which the same thing is said once
 
 
 class Line(NamedTuple):
@@ -99,6 +101,32 @@ class Log:
         if self._file is not None:
             with open(self._file, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
+
+
+class Seldom:
+    """Notes that others can provoke: each of a kind at most once an hour, and few kinds in that time.
+
+    Args:
+        say: called with a note.
+        most: number of kinds in an hour, at most.
+    """
+
+    def __init__(self, say: Callable[[str], None], most: int) -> None:
+        self._say, self._most, self._said = say, most, OrderedDict[str, float]()
+
+    def __call__(self, kind: str, said: str, now: float) -> None:
+        """Notes something, unless that was done a short while ago.
+
+        Args:
+            kind: what kind of note it is.
+            said: the note.
+            now: seconds by a clock that never goes back.
+        """
+        while self._said and now - next(iter(self._said.values())) >= HOUR:
+            self._said.popitem(last=False)
+        if kind not in self._said and len(self._said) < self._most:
+            self._said[kind] = now
+            self._say(said)
 
 
 def stamp(seconds: float | None = None) -> str:

@@ -19,7 +19,6 @@ from fednormec.federation.transport import POLL
 
 CONNECT, SLACK = 10.0, 20.0  # seconds to connect, and beyond what the server may wait
 PATIENCE = 60.0  # seconds that another process with this identity is waited for
-STALE = 30.0  # seconds without a request after which a connection is not used any more
 SHORTEST, LONGEST = 0.2, 5.0  # seconds between two attempts: more and more
 ATTEMPTS = 7  # in a row, after which a server that ends every connection without a word is believed
 ENDED = (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
@@ -168,9 +167,12 @@ def _joined(connection: http.client.HTTPSConnection, mine: Taking, instance: str
     if found.status != 200:
         raise http.client.HTTPException(why)
     try:
-        return str(json.loads(found.body)["session"])
+        session = str(json.loads(found.body)["session"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise http.client.HTTPException("no session") from None
+        session = ""
+    if not (session.isascii() and session.isalnum()):
+        raise http.client.HTTPException("no session")
+    return session
 
 
 def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -> bool:
@@ -195,10 +197,7 @@ def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -
                 _post(connection, "/leave", {"session": session}, b"", MOST_SAID)
             mine.end(found.body)
             return True
-        begun = time.monotonic()
         answer = mine.answer(found.body)
-        if time.monotonic() - begun > STALE:
-            connection.close()  # the server may have ended it; the next request makes a new one
         taken = _post(connection, "/answer", {"session": session, "request": found.request}, answer, MOST_SAID)
         if taken.status in (401, 403):
             raise _Again

@@ -1,6 +1,7 @@
 """Session of the server: `serve` trains with the clients that connect."""
 
 import json
+import math
 import secrets
 import shlex
 import time
@@ -13,6 +14,7 @@ from fednormec.config.schema import read
 from fednormec.core.randomness import generator
 from fednormec.errors import Stopped, UserError
 from fednormec.federation.agreement import Federation, for_server, is_loopback, read_federation, split_address
+from fednormec.federation.bookkeeping import spent_and_to_come
 from fednormec.federation.disclosure import besides
 from fednormec.federation.ending import ending
 from fednormec.federation.exchange import Exchange
@@ -33,7 +35,7 @@ from fednormec.federation.messages import (
 from fednormec.federation.provision import roster_file
 from fednormec.federation.reports import Reporting, as_report
 from fednormec.federation.status import OVER, TRAINING, Board, showing, status_address
-from fednormec.federation.transport import Link
+from fednormec.federation.transport import RETURN, Link
 from fednormec.federation.wire import Wire
 from fednormec.files import replace_text, require_locks, to_json
 from fednormec.privacy.mechanism import Plan
@@ -51,7 +53,8 @@ class Serving(NamedTuple):
         out: the run's folder; by default run, in the federation's.
         host: where to listen; by default what the address in federation.toml says.
         port: where to listen; by default what the address in federation.toml says.
-        wait_for: number of clients to wait for before the first round; by default all.
+        wait_for: number of clients without whom no round begins; by default all at the start, or as many as come back
+            within 90 seconds when a run resumes, and then one.
         not_private: whether to train though clients are not protected.
         forget_memories: whether all memories start over when the run resumes.
         quiet: whether to show no progress.
@@ -123,14 +126,21 @@ def train_over(
         raise UserError(f"federation.toml was changed since the run in {out} began: put the old one back, or start "
                         "a new run with --out.")  # fmt: skip
     names = tuple(federation.settings.clients)
-    wait_for = len(names) if how.wait_for is None else how.wait_for
+    resuming, keyed = (out / "config.toml").exists(), sum(roster_file(folder, name).exists() for name in names)
+    if not keyed:
+        raise UserError("no client has a key on the roster: all were revoked; fednormec federation sign lets one back.")
+    wait_for = keyed if how.wait_for is None else how.wait_for
     if not 0 < wait_for <= len(names):
         raise UserError(f"--wait-for must be from 1 to {len(names)}, the number of clients, not {wait_for}.")
+    if not resuming and any(folder.rglob("ledger.jsonl")):
+        for said in spent_and_to_come(folder):
+            log(said)
+    patience = RETURN if resuming and how.wait_for is None else math.inf
     with exchange(federation) as link:
         board = Board(federation, out, link, log)
         with showing(board, how.status):
             try:
-                _await(link, wait_for, stop, how.quiet, log)
+                _await(link, wait_for, stop, log, patience=patience)
             except KeyboardInterrupt:
                 raise Stopped("stopped while waiting for clients; the same command goes on.") from None
             board.state = TRAINING
@@ -171,10 +181,11 @@ def _trained(
     def ask(requests: Mapping[int, Request]) -> dict[int, Reply | Refused]:
         bodies = {client: request_bytes(request) for client, request in requests.items()}
         found = link.ask(bodies, federation.settings.deadline, stop)
-        return {client: understood(data) for client, data in found.items()}
+        bodies.clear()
+        return {client: understood(found.pop(client)) for client in list(found)}  # as bytes or as numbers, not as both
 
     def wait(some: Set[int]) -> None:
-        _await(link, 1, stop, how.quiet, log, some)
+        _await(link, min(how.wait_for or 1, len(some)), stop, log, some)
 
     def ask_for_reports(requests: Mapping[int, Request]) -> dict[int, Report | Refused]:
         bodies = {client: request_bytes(request, REPORT) for client, request in requests.items()}
@@ -220,12 +231,23 @@ def _training(out: Path) -> str:
 
 
 def _await(
-    link: Exchange, count: int, stop: Callable[[], bool], quiet: bool, log: Log, some: Set[int] | None = None
+    link: Exchange,
+    count: int,
+    stop: Callable[[], bool],
+    log: Log,
+    some: Set[int] | None = None,
+    patience: float = math.inf,
 ) -> None:
-    """Waits until `count` clients are there, of `some` or of all; raises KeyboardInterrupt when asked to stop."""
-    told, among = None if quiet else -1, set(range(len(link.names))) if some is None else some
+    """Waits until `count` clients are there, of `some` or of all, or one after so many seconds.
+
+    Raises KeyboardInterrupt when asked to stop.
+    """
+    told, begun, among = -1, time.monotonic(), set(range(len(link.names))) if some is None else some
     while len(here := link.here() & among) < count:
-        if told is not None and len(here) != told:
+        if here and time.monotonic() - begun >= patience:
+            log(f"going on with {len(here)} of {count} clients: the others have not come back")
+            return
+        if len(here) != told:
             log(f"waiting for clients: {len(here)} of {count} are here")
             told = len(here)
         if stop():

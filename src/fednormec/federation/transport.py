@@ -16,8 +16,9 @@ from typing import Any
 from fednormec.errors import UserError, visible
 from fednormec.federation.disclosure import HTTPS
 from fednormec.federation.exchange import ClientStatus
-from fednormec.federation.https import GRACE, JSON, SLOWEST, TEXT, Answer, Call, Listen, listening
-from fednormec.federation.keys import fingerprint
+from fednormec.federation.https import GRACE, JSON, SLOWEST, TEXT, Answer, Call, Hear, Listen, listening
+from fednormec.federation.keys import fingerprint, holder
+from fednormec.federation.log import Seldom
 
 POLL = 10.0  # seconds that a question for work waits for an answer
 SILENCE = 15.0  # seconds without a sign of a client after which it is gone
@@ -25,17 +26,20 @@ RETURN = 90.0  # seconds without a sign after which a round no longer waits for 
 TICK = 0.25  # seconds between two looks at the clock
 LEAST_PATIENCE = 5.0  # seconds that a client which keeps missing rounds is waited for, at least
 CALLS, BURST = 20.0, 100.0  # requests of one client in a second that bring nothing, and how many may come at once
+PENALTY = 1.0  # seconds that an answer waits to one who asks too often, or is on no roster
+STRANGERS_NAMED = 20  # kinds of strangers that the log names in an hour
 TERMS = 2**20  # bytes of settings, at most
 Terms = Mapping[str, Any]
 Log = Callable[[str], None]
 Roster = Callable[[], Sequence[bytes | None]]
+NOBODY = "certificate is of nobody on the roster, or was revoked"
 
 
 class _Asked:
-    """Request that waits for one client: whether it was fetched, and its answer."""
+    """Request that waits for one client: for how long, whether it was fetched, and its answer."""
 
-    def __init__(self, body: bytes) -> None:
-        self.body, self.name = body, secrets.token_hex(16)
+    def __init__(self, body: bytes, deadline: float) -> None:
+        self.body, self.deadline, self.name = body, deadline, secrets.token_hex(16)
         self.fetched = False
         self.answer: bytes | None = None
 
@@ -48,9 +52,9 @@ class _Seat:
         session: known to that process alone; it says so with every request. None while nobody may sit here.
         address: where it connects from.
         connections: addresses of its open connections.
-        seen: when it was last heard of.
+        seen: when it last joined, asked for work or answered.
         told_here: whether the log last said that it is here.
-        missed: number of requests in a row that it fetched and left without an answer.
+        missed: number of rounds in a row in which it was here and did not answer.
         refused: how often it was not let in.
         why_refused: why, the last time.
         asked: request that waits for it.
@@ -100,18 +104,20 @@ class Link:
         )  # fmt: skip
         self._warn = warn or log
         self._seats = [_Seat() for _ in names]
-        self._keys: Sequence[bytes | None] = roster()
+        self._keys = list(roster())
+        self._client_of = _numbers(self._keys)
+        self._of_members = Seldom(self._warn, 4 * len(names))
+        self._of_strangers = Seldom(self._warn, STRANGERS_NAMED)
         self._told_of_roster = False
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now, self._last = 0.0, time.monotonic()
         self._over: bytes | None = None
-        self._strangers_refused = 0
         self.sent = self.received = 0
 
     def listening(self, listen: Listen) -> AbstractContextManager[int]:
         """Serves the clients until the context ends; gives the port."""
-        return listening(self._handle, listen, self._tick, self._closed)
+        return listening(self._handle, listen, self._tick, Hear(self._closed, self._turned_away))
 
     # what the training asks
 
@@ -135,18 +141,20 @@ class Link:
         """Asks clients by their number and returns the answers that came in time.
 
         Nobody waits for a client that has left, or was not heard of for long and has not fetched its request, nor after
-        the deadline for any. One that connects anew meanwhile is asked again. One that fetched
-        requests and left them without an answer is waited for half as long each time. As long as nobody has fetched
-        anything, no time passes: it waits for somebody to come; KeyboardInterrupt if it is asked to stop meanwhile.
+        the deadline for any. One that connects anew meanwhile is asked again. One that is here and does not answer is
+        waited for half as long each time. The deadline counts from the first request that was fetched; or from when
+        nobody who is asked may come any more, while others are here. As long as nobody at all is here, no time passes:
+        it waits for somebody to come; KeyboardInterrupt if it is asked to stop meanwhile.
         """
         with self._changed:
-            asked = {client: _Asked(body) for client, body in bodies.items()}
+            asked = {client: _Asked(body, deadline) for client, body in bodies.items()}
             for client, one in asked.items():
                 self._seats[client].asked = one
                 self._wake(client)
-            begun, told = None, False
+            were_here = {client for client in asked if self._is_here(client)}
+            asking, begun, told = self._now, None, False
             while not all(one.answer is not None for one in asked.values()):
-                if begun is None and any(one.fetched for one in asked.values()):
+                if begun is None and self._begins(asked, asking):
                     begun = self._now
                 if begun is not None and not any(self._waits(c, one, begun, deadline) for c, one in asked.items()):
                     break
@@ -162,8 +170,16 @@ class Link:
             for client, one in asked.items():
                 seat = self._seats[client]
                 seat.asked = None
-                seat.missed = 0 if one.answer is not None else seat.missed + one.fetched
+                was_here = one.fetched or client in were_here or seat.seen >= asking
+                seat.missed = 0 if one.answer is not None else seat.missed + was_here
             return {client: one.answer for client, one in asked.items() if one.answer is not None}
+
+    def _begins(self, asked: Mapping[int, _Asked], asking: float) -> bool:
+        """Returns whether a round's time begins to count."""
+        if any(one.fetched for one in asked.values()):
+            return True
+        hopeless = not any(map(self._may_return, asked)) or self._now - asking > RETURN
+        return hopeless and any(map(self._is_here, range(len(self._seats))))
 
     def _waits(self, client: int, one: _Asked, begun: float, deadline: float) -> bool:
         """Returns whether to wait for a client's answer."""
@@ -197,29 +213,36 @@ class Link:
                     if seat.told_here and not here and self._over is None:
                         self._warn(f"{self.names[client]} is gone (last heard of {self._now - seat.seen:.0f} s ago)")
                     seat.told_here = seat.told_here and here
-                if self._now - keys > 2.0:
-                    keys = self._now
-                    self._look_at_the_roster()
                 self._changed.notify_all()
+            if self._now - keys > 2.0:
+                keys = self._now
+                await self._look_at_the_roster()
 
-    def _look_at_the_roster(self) -> None:
+    async def _look_at_the_roster(self) -> None:
         try:
-            self._keys = self._roster()
-        except UserError as error:  # such as a file that is just being written
+            found = list(await asyncio.to_thread(self._roster))
+        except (UserError, OSError) as error:  # such as a file that is just being written
             if not self._told_of_roster:
                 self._warn(f"the roster stays as it was: {str(error).rstrip('.')}")
             self._told_of_roster = True
             return
         self._told_of_roster = False
-        for client, key in enumerate(self._keys):
-            if key is None and self._seats[client].session is not None:
-                self._seats[client].session = None
-                self._seats[client].told_here = False
-                self._warn(f"{self.names[client]} was revoked and is no longer served")
+        with self._changed:
+            before, self._keys, self._client_of = self._keys, found, _numbers(found)
+            for client, (old, new) in enumerate(zip(before, found, strict=True)):
+                seat = self._seats[client]
+                if old != new and seat.session is not None:
+                    seat.session, seat.told_here = None, False
+                    self._wake(client)
+                    how = "was revoked and" if new is None else "has another key now; the old one"
+                    self._warn(f"{self.names[client]} {how} is no longer served")
 
     def _is_here(self, client: int) -> bool:
+        """Returns whether a client was heard of a short while ago, or is connected and at work."""
         seat = self._seats[client]
-        return seat.session is not None and self._now - seat.seen < (SILENCE + POLL if seat.connections else SILENCE)
+        works = seat.asked is not None and seat.asked.fetched and seat.asked.answer is None and bool(seat.connections)
+        quiet = self._now - seat.seen
+        return seat.session is not None and (works or quiet < (SILENCE + POLL if seat.connections else SILENCE))
 
     def _may_return(self, client: int) -> bool:
         """Returns whether a client that did not say goodbye may be back soon: its link is cut, or it restarts."""
@@ -239,16 +262,18 @@ class Link:
 
     async def _handle(self, call: Call) -> Answer:
         """Answers a request. Who sent it is known before anything of its body is read."""
-        mine = None if call.certificate is None else fingerprint(call.certificate)
         with self._changed:
-            client = next((i for i, key in enumerate(self._keys) if key is not None and key == mine), None)
+            client = None if call.certificate is None else self._client_of.get(fingerprint(call.certificate))
+            trouble = None
             if client is None:
-                self._strangers_refused += 1
-                if self._strangers_refused <= 10:  # and then in silence
-                    self._warn(f"refused {call.address}: its certificate is of nobody on the roster, or was revoked")
-                return _said(403, "this certificate is of nobody on the roster, or was revoked")
-            if not self._may_call(self._seats[client]):
-                return _said(429, "too many requests")
+                trouble = _said(403, f"this {NOBODY}")
+            elif not self._may_call(self._seats[client]):
+                trouble = _said(429, "too many requests")
+        if client is None or trouble is not None:
+            why = f"its {NOBODY}" if client is None else "it makes too many requests"
+            self._turned_away(call.address, call.certificate, why)
+            await asyncio.sleep(PENALTY)
+            return trouble or Answer(403)
         if call.method != "POST":
             return _said(404, "not found")
         if call.path == "/join":
@@ -262,9 +287,9 @@ class Link:
             given = call.headers.get("session", "").encode()
             if seat.session is None or not secrets.compare_digest(seat.session.encode(), given):
                 return _said(401, "join first")
-            seat.seen = self._now
             seat.connections.add(call.address)
         if call.path == "/next":
+            self._heard(client)
             return await self._next(client, call)
         if call.path == "/answer":
             return await self._answered(client, call)
@@ -279,6 +304,26 @@ class Link:
             return False
         seat.tokens -= 1
         return True
+
+    def _turned_away(self, address: str, certificate: bytes | None, why: str) -> None:
+        """Notes who was refused; once an hour for each host and reason, since others decide how often that happens."""
+        name, host = "" if certificate is None else holder(certificate), address.rpartition(":")[0]
+        with self._changed:
+            if name in self.names:
+                seat = self._seats[self.names.index(name)]
+                seat.refused, seat.why_refused = seat.refused + 1, why
+                self._of_members(f"{name} {why}", f"refused {name}, from {address}: {why}", self._now)
+            else:
+                self._of_strangers(f"{host} {why}", f"refused {address}: {why}", self._now)
+
+    def _heard(self, client: int) -> None:
+        """Notes that a client was heard of."""
+        seat = self._seats[client]
+        with self._changed:
+            seat.seen = self._now
+            if not seat.told_here and self._over is None:
+                self._log(f"{self.names[client]} is back, from {seat.address}")
+            seat.told_here = True
 
     def _leave(self, client: int) -> None:
         seat = self._seats[client]
@@ -322,7 +367,7 @@ class Link:
             seat.seen, seat.event = self._now, asyncio.Event()
             if seat.asked is not None:
                 seat.asked.fetched = False  # whoever fetched it has forgotten it, or asks for it again
-            if not seat.told_here:
+            if not seat.told_here or not again:
                 how = "is back" if known else "has joined"
                 self._log(f"{name} {how}, from {call.address}" + ("" if again or not known else ", a new process"))
             seat.told_here = True
@@ -330,10 +375,8 @@ class Link:
             return Answer(200, json.dumps({"session": seat.session}).encode(), JSON)
 
     def _refuse(self, seat: _Seat, name: str, call: Call, status: int, why: str) -> Answer:
-        seat.refused += 1
-        if why != seat.why_refused:  # the first of a kind
-            self._warn(f"refused {name}, from {call.address}: {why}")
-        seat.why_refused = why
+        seat.refused, seat.why_refused = seat.refused + 1, why
+        self._of_members(f"{name} {status}", f"refused {name}, from {call.address}: {why}", self._now)
         return _said(status, why)
 
     async def _next(self, client: int, call: Call) -> Answer:
@@ -370,7 +413,8 @@ class Link:
         seat.asked.fetched = True
         seat.tokens += 1  # what brings the training on is not counted
         self._changed.notify_all()
-        return Answer(200, seat.asked.body, headers=(("request", seat.asked.name),))
+        idle = seat.asked.deadline + SILENCE  # it computes meanwhile; the system notices if it is gone
+        return Answer(200, seat.asked.body, headers=(("request", seat.asked.name),), idle=idle)
 
     async def _answered(self, client: int, call: Call) -> Answer:
         """Takes an answer, if it is to the request that the client has."""
@@ -380,8 +424,8 @@ class Link:
             if one is None or one.answer is not None or call.headers.get("request") != one.name:
                 return _said(410, "nobody waits for this answer any more")
         body = await call.body(self._most)
+        self._heard(client)
         with self._changed:
-            seat.seen = self._now
             if seat.asked is one and one.answer is None:
                 one.answer = body
                 seat.tokens += 1
@@ -406,7 +450,15 @@ def differences(here: Terms, there: Terms) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value is None else visible(json.dumps(value), 60)
+    try:
+        return "not set" if value is None else visible(json.dumps(value), 60)
+    except RecursionError:
+        return "something else"
+
+
+def _numbers(keys: Sequence[bytes | None]) -> dict[bytes, int]:
+    """Returns the clients' numbers by their keys."""
+    return {key: client for client, key in enumerate(keys) if key is not None}
 
 
 def _said(status: int, why: str) -> Answer:

@@ -137,13 +137,13 @@ class Nodes:
         """
         asked = {client: _Asked(body) for client, body in bodies.items()}
         begun, told = None, False
-        while True:
+        while not all(one.answer is not None for one in asked.values()):
             self._look()
             for client, one in asked.items():
                 self._send(client, one, deadline + SPARE)
             self._collect(asked)
             now = time.monotonic()
-            if begun is None and any(one.node >= 0 for one in asked.values()):
+            if begun is None and any(seat.node is not None for seat in self._seats):
                 begun = now
             if begun is None:
                 if stop():
