@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fednormec.cli.federation import Folder, require_h11
-from fednormec.errors import visible
+from fednormec.errors import UserError, visible
 
 Runs = Annotated[
     list[str] | None, typer.Option(help="Run folder of an earlier training that is not in DIR; may be repeated.")
@@ -76,7 +76,10 @@ def request(name: Annotated[str, typer.Argument(help="The client's name; a folde
 
     require_names([name])
     folder = Path(name)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be made: {error.strerror or error}.") from error
     print(visible(f"{make_request(folder, name)}: send it to the federation's operator"))
     print(visible(f"{folder}: keep it; the files that come back belong into it"))
 

@@ -30,6 +30,8 @@ NAME, KEYS = "federation.toml", "keys"
 AGREED = ("data", "features", "problem", "model", "local", "method", "server", "participation", "privacy", "code")
 AGREED_OF_RUN = ("rounds", "seed", "dtype")
 HELD_OUT = 0.2
+PART = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST = rf"(?=.{{1,253}}$){PART}(\.{PART})*\.?"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Reports = Callable[[Tensor, str], list[float]]  # clients' figures of a model, by the figure's name
 
@@ -211,14 +213,27 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         raise UserError(f"an address is host:port, such as fl.example.org:9443, not '{address}'.")
-    return host.strip("[]"), int(port)
+    return require_host(host.removeprefix("[").removesuffix("]")), int(port)
+
+
+def require_host(host: str) -> str:
+    """Returns the name or address of a host; raises UserError if it is none."""
+    if not (_is_ip(host) or re.fullmatch(HOST, host)):
+        raise UserError(f"'{host}' is no host's name: that takes letters without accents (a name with others in its "
+                        "form that begins with xn--), digits, '-', and dots between its parts.")  # fmt: skip
+    return host
 
 
 def is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_ip(host: str) -> bool:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def encoding(config: Config) -> Section:
@@ -292,6 +307,7 @@ def _agreed(config: Config) -> Config:
         parts["federation"] |= {"texts": True}
     if config["federation"].get("report"):
         parts["federation"] |= {"report": True, "held_out": config["federation"].get("held_out", HELD_OUT)}
+        parts["run"]["evaluate_every"] = config["run"].get("evaluate_every")  # how often clients are asked
     return parts
 
 

@@ -39,6 +39,7 @@ from fednormec.federation.releases import Releases
 from fednormec.privacy.mechanism import Mechanism
 
 Answer = Callable[[Request], Reply]
+MOST_TRAININGS = 100  # whose memories a client keeps: a server makes up their names
 
 
 def client_of(
@@ -146,6 +147,9 @@ def answering(
             return _refused(request, "no training is called that, or has such a round")
         store = store_of(request.run)
         before = kept = store.load()
+        if not kept.round and len(list(folder.glob("memory-*"))) >= MOST_TRAININGS:
+            tell(f"{folder} has the memories of {MOST_TRAININGS} trainings: move away those that are over")
+            return _refused(request, "there is no room for the memory of one more training")
         if (kept.round, kept.digest) != (request.round, request.digest):
             rows = kept.after(request.base)
             if rows is None:

@@ -12,7 +12,7 @@ class ClientStatus(NamedTuple):
         here: whether it was heard of a short while ago.
         address: where it connected from the last time.
         silent: seconds since it was last heard of; None if it never was.
-        missed: number of requests in a row that it fetched and left without an answer.
+        missed: number of rounds in a row in which it was here and did not answer.
         refused: how often it was not let in.
         why_refused: why, the last time.
     """

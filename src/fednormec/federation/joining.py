@@ -11,8 +11,9 @@ from fednormec.federation.agreement import Federation, for_client, listed, read_
 from fednormec.federation.client import client_of, longest_request, own_data, releases_of
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.ending import keep, longest_ending, require_new_file
-from fednormec.federation.keys import CLIENT_CERTIFICATE, for_joining, validity
-from fednormec.federation.log import Log
+from fednormec.federation.expiry import Expiring
+from fednormec.federation.keys import for_joining
+from fednormec.federation.log import Log, Unlogged
 from fednormec.federation.node import Server, Taking, take_part
 from fednormec.files import Lines, require_locks
 from fednormec.privacy.mechanism import Plan
@@ -73,7 +74,10 @@ class Member(NamedTuple):
 def member(folder: Path, how: Joining) -> Member:
     """Returns the client whose folder this is; raises UserError if anything that is on this machine does not fit."""
     name, config = how.name or folder.resolve().name, read_federation(folder)
-    own = own_data(how.data, config)
+    try:
+        own = own_data(how.data, config)
+    except UserError as error:
+        raise Unlogged(str(error)) from error
     federation = for_client(config, name, own, folder)
     address = how.address or federation.settings.address
     split_address(address)
@@ -88,15 +92,15 @@ def join(folder: Path, how: Joining, stop: Callable[[], bool]) -> None:
         require_locks()
         mine = member(folder, how)
         require_consent(mine.federation.plan, how.not_private)
-        require_valid(
-            folder / CLIENT_CERTIFICATE, "this client's certificate", "ask the server's operator for a new one", log
-        )
+        expiring = Expiring.of_client(folder, log)
         secured = for_joining(folder)
         log(mine.promise)
         say_what_left(folder, mine, how, log)
         lock = Lines(folder / "lock", new=not (folder / "lock").exists())
         try:
-            take_part(Server(mine.address, secured), _taking(folder, how, mine, stop, log))
+            take_part(
+                Server(mine.address, secured), _taking(folder, how, mine, stop, log)._replace(now_and_then=expiring)
+            )
         finally:
             lock.close()
 
@@ -184,12 +188,3 @@ def require_consent(plan: Plan | None, not_private: bool) -> None:
     if not plan.mechanism.secure:
         raise UserError("federation.toml has seeded noise, which whoever knows the seed can take off again: set "
                         "privacy.randomness = 'secure', or give --not-private to try things out.")  # fmt: skip
-
-
-def require_valid(path: Path, whose: str, remedy: str, log: Log) -> None:
-    """Raises UserError if a certificate does not hold now, by the clock here; says so if it soon will not."""
-    wrong, soon = validity(path).trouble(whose, remedy)
-    if wrong is not None:
-        raise UserError(f"{wrong}.")
-    if soon is not None:
-        log.warn(soon)

@@ -161,10 +161,7 @@ class Validity(NamedTuple):
 
 def validity(path: Path) -> Validity:
     """Returns for how long the certificate in a file holds; raises UserError if it is none."""
-    try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} holds no certificate that can be used: {error}.") from error
+    found = _certificate_in(path)
     return Validity(found.not_valid_before_utc, found.not_valid_after_utc)
 
 
@@ -181,8 +178,10 @@ def require_signed(path: Path, authority: Path) -> None:
 
 def certified_hosts(path: Path) -> list[str]:
     """Returns the names and addresses that a server's certificate holds for, the first of them first."""
-    found = x509.load_pem_x509_certificate(path.read_bytes())
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = _certificate_in(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise UserError(f"{path} names no server: {error}.") from error
     return [str(name.value) for name in names]
 
 
@@ -230,7 +229,7 @@ def _signed(
     names: x509.SubjectAlternativeName | None = None,
 ) -> x509.Certificate:
     authority = private_key(folder / CA_KEY)
-    root = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+    root = _certificate_in(folder / CA)
     builder = (
         _certificate(_name(name), root.subject, key, VALID)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -241,6 +240,14 @@ def _signed(
     if names is not None:
         builder = builder.add_extension(names, critical=False)
     return builder.sign(authority, hashes.SHA384())
+
+
+def _certificate_in(path: Path) -> x509.Certificate:
+    """Returns the certificate in a file; raises UserError if it cannot be used."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} holds no certificate that can be used: {error}.") from error
 
 
 def _elliptic(path: Path, key: object) -> Public:

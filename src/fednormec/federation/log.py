@@ -16,6 +16,10 @@ LINES = 200  # that are kept in memory
 HOUR = 3600.0  # seconds in which the same thing is said once
 
 
+class Unlogged(UserError):
+    """Mistake of a user whose text may quote their data: for the terminal, for no log."""
+
+
 class Line(NamedTuple):
     """Line of a log.
 
@@ -63,7 +67,9 @@ class Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(value, UserError):  # which others print
+        if isinstance(value, Unlogged):
+            self.keep(ERROR, "the data cannot be used; the terminal says why")
+        elif isinstance(value, UserError):  # which others print
             self.keep(INFO if isinstance(value, Stopped) else ERROR, value)
         elif kind is not None:
             self.keep(ERROR, f"ended by {kind.__name__}")
@@ -94,7 +100,7 @@ class Log:
                 self._file = None
 
     def _note(self, level: str, said: object) -> None:
-        note(f"{str(said).removesuffix('.')}.")
+        note(f"{time.strftime('%H:%M:%S')} {str(said).removesuffix('.')}.")
         self.keep(level, said)
 
     def _write(self, text: str) -> None:

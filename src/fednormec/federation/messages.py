@@ -16,7 +16,7 @@ from torch import Tensor
 from fednormec.errors import visible
 
 TRAIN, REPORT, OVER = "train", "report", "over"
-DONE, LOST, REFUSED = "done", "lost", "refused"
+DONE, LOST, REFUSED, MISSED = "done", "lost", "refused", "missed"
 NUMPY: dict[torch.dtype, str] = {torch.float32: "<f4", torch.float64: "<f8"}
 MOST_TEXT = 300  # characters of another party's sentence that are repeated
 MOST_SAID = 8192  # bytes of what is said beside the vectors

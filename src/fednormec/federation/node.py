@@ -44,6 +44,7 @@ class Taking(NamedTuple):
         stop: asked whether to stop.
         tell: called with what the client's owner should know.
         end: called with what the server says at the end.
+        now_and_then: called every few seconds while nothing is computed.
     """
 
     agreed: str
@@ -53,6 +54,7 @@ class Taking(NamedTuple):
     stop: Callable[[], bool]
     tell: Callable[[str], None]
     end: Callable[[bytes], None] = lambda said: None
+    now_and_then: Callable[[], None] = lambda: None
 
 
 class _Answered(NamedTuple):
@@ -178,6 +180,7 @@ def _joined(connection: http.client.HTTPSConnection, mine: Taking, instance: str
 def _work(connection: http.client.HTTPSConnection, session: str, mine: Taking) -> bool:
     """Answers requests on one connection; raises what ends it."""
     while not mine.stop():
+        mine.now_and_then()
         found = _post(connection, "/next", {"session": session}, b"", mine.most)
         if found.status == 204:
             continue

@@ -13,12 +13,14 @@ from fednormec.federation.agreement import (
     NAME,
     for_server,
     read_federation,
+    require_host,
     require_names,
     split_address,
 )
 from fednormec.federation.fitting import fitted
 from fednormec.federation.keys import (
     CA,
+    CA_KEY,
     CLIENT_CERTIFICATE,
     CLIENT_KEY,
     SERVER_CERTIFICATE,
@@ -120,8 +122,9 @@ def add(folder: Path, name: str, request: Path | None = None) -> Path:
         if path.exists():
             raise UserError(f"{path} is there already: nothing was changed; remove it first.")
     key = None if request is None else _requested(request, name)
-    _write_settings(folder, config)
-    return _hand_over(folder, name, config.get("code", {}), key)
+    made = _hand_over(folder, name, config.get("code", {}), key)
+    _write_settings(folder, config)  # at last: what goes wrong before leaves the federation as it was
+    return made
 
 
 def remove(folder: Path, name: str) -> None:
@@ -153,6 +156,7 @@ def sign(folder: Path, request: Path) -> Path:
     """
     config, (name, key) = read_federation(folder), read_request(request)
     known("client in federation.toml", name, list(config["federation"]["clients"]))
+    private_key(folder / CA_KEY)  # raises UserError now if nothing can be signed
     old = folder / CLIENTS / name / CLIENT_KEY
     if old.exists() and fingerprint(private_key(old).public_key()) != fingerprint(key):
         old.unlink()  # nobody is let in with it any more; a memory that lies beside it stays
@@ -168,7 +172,7 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     """
     config = read_federation(folder)
     before = certified_hosts(folder / SERVER_CERTIFICATE)
-    make_server(folder, [*hosts, *(host for host in before if host not in hosts)])
+    make_server(folder, [*map(require_host, hosts), *(host for host in before if host not in hosts)])
     made = [folder / SERVER_CERTIFICATE]
     for name in config["federation"]["clients"]:
         if roster_file(folder, name).exists():
@@ -194,7 +198,8 @@ def _requested(request: Path, name: str) -> Public:
 def _write_settings(folder: Path, config: Config) -> None:
     replace_text(folder / NAME, _text(config))
     for client in (folder / CLIENTS).iterdir() if (folder / CLIENTS).is_dir() else ():
-        shutil.copy(folder / NAME, client / NAME)
+        if client.is_dir():
+            shutil.copy(folder / NAME, client / NAME)
 
 
 def _copy_code(code: Section, of: Path, to: Path) -> None:
@@ -211,6 +216,7 @@ def _hand_over(folder: Path, name: str, code: Section, key: Public | None = None
     Its key is made here too, unless it has one. A client reads the code before it joins: nothing of it comes over the
     wire later.
     """
+    private_key(folder / CA_KEY)  # raises UserError now if nothing can be signed
     client = folder / CLIENTS / name
     client.mkdir(parents=True, mode=0o700, exist_ok=True)
     if key is None:

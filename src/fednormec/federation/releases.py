@@ -112,6 +112,8 @@ class Releases:
         """Returns how many messages under this agreement may have left in all."""
         if self._plan is None or self._mu is None:
             return self.most
+        if self._budget is not None and any(one.releases and one.mu is None for one in every.values()):
+            return 0  # no budget is kept any more
         others = ((one.mu, one.releases) for agreed, one in every.items() if agreed != self._agreed and one.mu)
         return _paid_for(tuple(others), self._mu, self.most, self._plan.delta, self._budget)
 

@@ -18,9 +18,10 @@ from fednormec.federation.bookkeeping import spent_and_to_come
 from fednormec.federation.disclosure import besides
 from fednormec.federation.ending import ending
 from fednormec.federation.exchange import Exchange
+from fednormec.federation.expiry import Expiring
 from fednormec.federation.https import Listen
-from fednormec.federation.joining import require_consent, require_valid
-from fednormec.federation.keys import SERVER_CERTIFICATE, fingerprint, for_serving, public_key
+from fednormec.federation.joining import require_consent
+from fednormec.federation.keys import fingerprint, for_serving, public_key
 from fednormec.federation.log import INFO, Log
 from fednormec.federation.messages import (
     MOST_SAID,
@@ -92,9 +93,10 @@ def _served(folder: Path, how: Serving, stop: Callable[[], bool], log: Log) -> d
     def https(federation: Federation) -> Iterator[Exchange]:
         size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
         names = tuple(federation.settings.clients)
+        where = _where(folder, how, federation.settings.address)
         link = Link(names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID,
-                    log, log.warn)  # fmt: skip
-        with link.listening(_where(folder, how, federation.settings.address, log)):
+                    log, log.warn, Expiring.of_server(folder, log))  # fmt: skip
+        with link.listening(where):
             yield link
 
     return train_over(https, folder, how, stop, log)
@@ -265,9 +267,6 @@ def listens_on(how: Serving, address: str) -> tuple[str, int]:
     return how.host or (loopback if is_loopback(named) else "0.0.0.0"), port
 
 
-def _where(folder: Path, how: Serving, address: str, log: Log) -> Listen:
+def _where(folder: Path, how: Serving, address: str) -> Listen:
     host, port = listens_on(how, address)
-    require_valid(
-        folder / SERVER_CERTIFICATE, "the server's certificate", "fednormec federation renew makes a new one", log
-    )
     return Listen(host, port, for_serving(folder))

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +23,7 @@ from fednormec.federation.agreement import Federation, for_server, is_loopback, 
 from fednormec.federation.exchange import ClientStatus, Exchange
 from fednormec.federation.https import JSON, TEXT, Answer, Call, Listen, listening
 from fednormec.federation.log import Log, stamp
-from fednormec.federation.messages import LOST, REFUSED
+from fednormec.federation.messages import LOST, MISSED, REFUSED
 from fednormec.federation.status_forms import HEADERS, PROMETHEUS, Status, metrics, page
 from fednormec.files import read_json, replace_text, to_json
 from fednormec.privacy.labels import NOT_PRIVATE
@@ -64,7 +64,7 @@ class Board:
         self._rounds = experiment.run.rounds if plan is None else plan.rounds
         self._privacy = _privacy(plan)
         self._lock, self._times = threading.Lock(), deque[float](maxlen=RECENT)
-        self._aside, self._refused = set[int](), dict[int, tuple[int, str]]()
+        self._aside, self._refused, self._missed = set[int](), dict[int, tuple[int, str]](), Counter[int]()
         self._done, self._spent = 0, None if plan is None else 0.0
         self._points = list[tuple[int, dict[str, Any]]]()
         self._read_folder()
@@ -91,9 +91,11 @@ class Board:
                 self._points.append((round.number, record.public_figures))
 
     def notice(self, client: int, kind: str, what: str) -> None:
-        """Hears that a client's memory was lost, or that its message was refused, and why."""
+        """Hears that a client missed a round, that its memory was lost, or that its message was refused, and why."""
         with self._lock:
-            if kind == LOST:
+            if kind == MISSED:
+                self._missed[client] += 1
+            elif kind == LOST:
                 self._aside.add(client)
             elif kind == REFUSED:
                 self._refused[client] = (self._refused.get(client, (0, ""))[0] + 1, what)
@@ -137,7 +139,8 @@ class Board:
     def _client(self, number: int, client: ClientStatus) -> dict[str, Any]:
         messages, why = self._refused.get(number, (0, ""))
         aside = {"set_aside": number in self._aside, "messages_refused": messages, "why_message_refused": why}
-        return client._asdict() | aside
+        missed = {"missed": self._missed[number], "missed_in_a_row": client.missed}
+        return client._asdict() | missed | aside
 
 
 def _privacy(plan: Plan | None) -> dict[str, Any]:

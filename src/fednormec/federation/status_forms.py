@@ -19,7 +19,7 @@ STYLE, SCRIPT = (Path(__file__).with_name(name).read_text(encoding="utf-8") for 
 SHOWN, PRINTED = 60, 10  # lines of the log on the page, and on a terminal
 WIDEST = 60  # characters of a cell on a terminal, at most
 NOTHING = "–"
-HEADER = ("client", "state", "address", "last seen", "missed in a row", "refused")
+HEADER = ("client", "state", "address", "last seen", "missed rounds", "refused")
 
 
 def _only(content: str) -> str:
@@ -76,7 +76,7 @@ def client_in_words(client: Mapping[str, Any]) -> tuple[str, ...]:
         f"{where}, set aside: its memory was lost" if client["set_aside"] else where,
         client["address"] or NOTHING,
         NOTHING if silent is None else _ago(silent),
-        str(client["missed"]),
+        f"{client['missed']}" + (f" ({client['missed_in_a_row']} in a row)" if client["missed_in_a_row"] else ""),
         "; ".join(filter(None, parts)) or NOTHING,
     )
 
@@ -239,7 +239,8 @@ def _metrics(status: Status) -> Iterator[tuple[str, str, str, Values]]:
     yield "fednormec_clients_here", "gauge", "Clients that are connected.", _one(_here(status))
     for key, kind, words in (
         ("here", "gauge", "1 if the client is connected."),
-        ("missed", "gauge", "Requests in a row that the client fetched and left without an answer."),
+        ("missed", "gauge", "Rounds since the server was started that the client was asked in and did not answer."),
+        ("missed_in_a_row", "gauge", "Rounds in a row in which the client was here and did not answer."),
         ("silent", "gauge", "Seconds since the client was last heard of."),
         ("refused", "gauge", "Times that the client was refused when it joined."),
         ("messages_refused", "gauge", "Messages of the client that were refused."),

@@ -90,6 +90,7 @@ class Link:
         most: bytes of an answer, at most.
         log: called with who came and went.
         warn: called with who was refused or got lost; by default as `log`.
+        now_and_then: called every few seconds.
     """
 
     transport = HTTPS
@@ -97,12 +98,12 @@ class Link:
 
     def __init__(
         self, names: Sequence[str], roster: Roster, agreed: str, terms: Terms, most: int, log: Log = lambda said: None,
-        warn: Log | None = None,
+        warn: Log | None = None, now_and_then: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.names, self._roster, self._agreed, self._terms, self._most, self._log = (
             tuple(names), roster, agreed, terms, most, log
         )  # fmt: skip
-        self._warn = warn or log
+        self._warn, self._now_and_then = warn or log, now_and_then
         self._seats = [_Seat() for _ in names]
         self._keys = list(roster())
         self._client_of = _numbers(self._keys)
@@ -216,6 +217,7 @@ class Link:
                 self._changed.notify_all()
             if self._now - keys > 2.0:
                 keys = self._now
+                self._now_and_then()
                 await self._look_at_the_roster()
 
     async def _look_at_the_roster(self) -> None:

@@ -17,7 +17,7 @@ from fednormec.core.vectors import norm_error, row_norms
 from fednormec.engine.clients import Clients, Exchanged, Job
 from fednormec.engine.memories import Memories
 from fednormec.errors import UserError
-from fednormec.federation.messages import LOST, REFUSED, Refused, Reply, Request
+from fednormec.federation.messages import LOST, MISSED, REFUSED, Refused, Reply, Request
 from fednormec.privacy.mechanism import Mechanism
 
 Ask = Callable[[Mapping[int, Request]], Mapping[int, Reply | Refused]]
@@ -37,7 +37,8 @@ class Wire(NamedTuple):
         ask: sends each client its request and returns what was answered in time.
         tell: called with what the server's operator should know.
         wait: returns when one of these clients is there.
-        notice: called with a client, REFUSED or LOST, and why, each time; `tell` hears the first of a kind.
+        notice: called with a client, MISSED, REFUSED or LOST, and why, each time; `tell` hears the first of the last
+            two kinds.
     """
 
     names: tuple[str, ...]
@@ -97,7 +98,10 @@ class _Remote:
         for client, request in requests.items():  # in the order of the roster, whoever was first
             reply = replies.get(client)
             try:
-                if reply is None or self._lost(client, reply, request):
+                if reply is None:
+                    self._wire.notice(client, MISSED, "")
+                    continue
+                if self._lost(client, reply, request):
                     continue
                 message = taken(reply, request, self._size, self._longest)
             except Refused as why:
