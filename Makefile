@@ -44,6 +44,7 @@ attack-federation: $(READY)
 # stock SuperLinks and SuperNodes, with gateways, as processes on loopback: minutes
 test-flower: $(FLWR)/.ready
 	$(FLWR)/bin/pytest tests/federation/test_flower.py tests/slow/flower_processes.py
+	$(FLWR)/bin/pytest tests/test_private_imports.py -k stands_for
 
 setup: $(READY)
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,11 @@ from safetensors.torch import load_file
 
 import fednormec as fn
 from fednormec.config.assemble import assemble
-from fednormec.data import from_arrays
-from fednormec.federation.agreement import read_federation
+from fednormec.data import Examples, from_arrays
+from fednormec.federation.agreement import for_client, for_server, read_federation
+from fednormec.federation.client import Answer, answering
 from fednormec.federation.provision import make
+from fednormec.federation.wire import Wire
 
 NAMES = ("north", "south", "east")
 PLAIN = """
@@ -120,6 +123,26 @@ class Federation:
         config = {k: v for k, v in read_federation(self.fed).items() if k != "federation"}
         problem, algorithm, participation, privacy, run, *_ = assemble(config, from_arrays(self.data))
         *_, last = fn.simulate(problem, algorithm, participation, privacy, rounds=run.rounds, seed=run.seed)
+        return torch.cat([t.flatten() for _, t in sorted(problem.named(last.x).items())])
+
+    def without_a_network(self) -> torch.Tensor:
+        """What the same server and clients give in one process, to the bit: they add in the same order."""
+        asked = read_federation(self.fed)
+        server, clients = for_server(asked, self.fed), list[Answer]()
+        with tempfile.TemporaryDirectory() as folder:
+            for i, (name, (x, y)) in enumerate(zip(NAMES, self.data, strict=True)):
+                (Path(folder) / name).mkdir()
+                mine = for_client(asked, name, Examples(x, y), self.fed)
+                clients.append(answering(mine, i, Path(folder) / name))
+            place = Wire(
+                NAMES, lambda: "a", server.agreed,
+                lambda requests: {client: clients[client](request) for client, request in requests.items()},
+                lambda said: None,
+            )  # fmt: skip
+            problem, algorithm, participation, privacy, run, *_ = server.experiment
+            *_, last = fn.simulate(
+                problem, algorithm, participation, privacy, rounds=run.rounds, seed=run.seed, on=place
+            )
         return torch.cat([t.flatten() for _, t in sorted(problem.named(last.x).items())])
 
     def end(self) -> None:

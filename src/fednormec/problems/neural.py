@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from fednormec.problems.metrics import ADDITIVE, LOWER, Metric, checked_owners, 
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
 EXAMPLES_TOGETHER = 128  # but as many as these: smaller tiles cost more in calls than they save in memory
 MOST_PADDING = 0.25  # of a tile, with convolutions: beyond it, one client after another is faster
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 HOSTILE = (math.nan, math.inf, -math.inf, 1e30, -1e30, 1e4, -1e4, 6.0, -6.0, 1e-30, 0.0)  # what others may send
 
 
@@ -116,7 +119,7 @@ class NeuralProblem:
             self._looked_at = np.minimum(self._sizes, at_least_one("loss_examples", loss_examples))
         self._per_client = per_client
         self._owners = checked_owners(owners, 0 if self._test is None else len(self._test[1]), len(pairs))
-        self._convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
+        self._convolves = any(isinstance(layer, CONVOLUTIONS) for layer in module.modules())
         if self._convolves:
             self._x = for_convolutions(self._x)  # laid out once, and not in every round
         self._own = threading.local()  # each thread binds parameters to a module of its own
@@ -635,8 +638,8 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
     return torch.cat(tensors)
 
 
-def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+def _batch_norms(module: nn.Module) -> list[BatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
 
 
 def _taken(data: Tensor, where: slice | Tensor) -> Tensor:
@@ -674,7 +677,7 @@ def _classifies(outputs: Any, targets: Tensor) -> bool:
 
 def _require_function_of_parameters(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+        if isinstance(layer, DROPOUTS) and layer.p > 0:
             raise UserError(f"the layer '{name}' drops out at random from torch's global generator, which no seed of a "
                             "run controls: remove it or set its probability to 0.")  # fmt: skip
         if getattr(layer, "running_mean", None) is not None:
