@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,8 +155,20 @@ def train_over(
 
 def roster(folder: Path, names: Sequence[str]) -> list[bytes | None]:
     """Returns by what each client is known, None for one whose key was revoked."""
-    files = [roster_file(folder, name) for name in names]
-    return [fingerprint(public_key(file)) if file.exists() else None for file in files]
+    return [_known_by(roster_file(folder, name)) for name in names]
+
+
+def _known_by(file: Path) -> bytes | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return _fingerprint(file, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=2**13)  # the roster is looked at every other second
+def _fingerprint(file: Path, number: int, changed: int, size: int) -> bytes:
+    return fingerprint(public_key(file))
 
 
 def _trained(

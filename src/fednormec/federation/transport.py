@@ -114,6 +114,7 @@ class Link:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now, self._last = 0.0, time.monotonic()
         self._over: bytes | None = None
+        self._unanswered, self._fetched = 0, False  # of what is asked now
         self.sent = self.received = 0
 
     def listening(self, listen: Listen) -> AbstractContextManager[int]:
@@ -149,12 +150,13 @@ class Link:
         """
         with self._changed:
             asked = {client: _Asked(body, deadline) for client, body in bodies.items()}
+            self._unanswered, self._fetched = len(asked), False
             for client, one in asked.items():
                 self._seats[client].asked = one
                 self._wake(client)
             were_here = {client for client in asked if self._is_here(client)}
             asking, begun, told = self._now, None, False
-            while not all(one.answer is not None for one in asked.values()):
+            while self._unanswered:
                 if begun is None and self._begins(asked, asking):
                     begun = self._now
                 if begun is not None and not any(self._waits(c, one, begun, deadline) for c, one in asked.items()):
@@ -414,7 +416,9 @@ class Link:
             return None
         seat.asked.fetched = True
         seat.tokens += 1  # what brings the training on is not counted
-        self._changed.notify_all()
+        if not self._fetched:  # whoever asks looks at everybody: not for each of many
+            self._fetched = True
+            self._changed.notify_all()
         idle = seat.asked.deadline + SILENCE  # it computes meanwhile; the system notices if it is gone
         return Answer(200, seat.asked.body, headers=(("request", seat.asked.name),), idle=idle)
 
@@ -432,7 +436,9 @@ class Link:
                 one.answer = body
                 seat.tokens += 1
                 self.received += len(body)
-            self._changed.notify_all()
+                self._unanswered -= 1
+                if not self._unanswered:
+                    self._changed.notify_all()
         return Answer()
 
 
