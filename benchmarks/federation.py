@@ -2,6 +2,7 @@
 
     make bench-federation                                     all of it; root and iproute2 for the parts with hosts
     python benchmarks/federation.py [load many long faults kills hostile]
+    python benchmarks/federation.py --write                   only the table of the page, from what is stored
 
 load: 500 clients with 10,000 parameters. many: 2,000 of them. long: 500 for 1,000 rounds, does memory grow?
 faults: 300 ms and 5 % loss; links cut for 10 and 60 seconds. kills: 50 kills on both sides. hostile: what people
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from links import Hosts
-from turns import store
+from turns import HERE, store, write_between
 
 from fednormec.config.schema import dump
 from fednormec.data import Examples
@@ -42,9 +43,12 @@ from fednormec.federation.messages import Reply, read_request, reply_bytes
 from fednormec.federation.node import Server, Taking, take_part
 from fednormec.federation.provision import make
 
+PAGE = HERE.parent / "docs" / "reliability.md"
+RESULTS = HERE / "results" / "federation.json"
 PARTS = ("load", "many", "long", "faults", "kills", "hostile")
 INPUTS, CLASSES = 999, 10  # a linear model of 10,000 parameters
 SEEDED = {"noise_std": 1.0, "trust": "local"}  # not private: the runs must be repeatable
+ATTACKS = ("200 idle, 200 half-sent", "10,000 without a certificate")
 COMMAND = [sys.executable, "-m", "fednormec", "federation"]
 
 
@@ -83,6 +87,11 @@ class Federation:
     def rounds(self) -> int:
         path = self.fed / "run" / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def missed(self) -> int:
+        """Number of requests in all rounds that a client left without an answer."""
+        lines = (self.fed / "run" / "metrics.jsonl").read_text().splitlines()
+        return sum(json.loads(line)["not_private"]["missed"] for line in lines)
 
     def until(self, rounds: int, seconds: float) -> float:
         """Waits for so many rounds; the time when they were done."""
@@ -178,17 +187,17 @@ def load(number: int, rounds: int) -> dict[str, Any]:
         with ended(server, clients):
             begun = time.monotonic()
             first = found.until(3, 600)
-            before, (cpu, theirs) = memory(server.pid), (busy(server.pid), busy(clients.pid))
-            tenth = found.until(max(4, rounds // 10), 3600)
-            after_tenth = memory(server.pid)
-            last = found.until(rounds - 1, 3600)
+            cpu, theirs = busy(server.pid), busy(clients.pid)
+            held = {3: memory(server.pid)}
+            for mark in sorted({max(4, min(rounds - 1, rounds * tenth // 10)) for tenth in range(1, 11)}):
+                last = found.until(mark, 3600)
+                held[mark] = memory(server.pid)
             spent, others = busy(server.pid) - cpu, busy(clients.pid) - theirs
-            after, peak = memory(server.pid), memory(server.pid, "VmHWM")
+            peak = memory(server.pid, "VmHWM")
             assert server.wait(120) == 0
             assert clients.wait(120) == 0
         per = rounds - 4
         parameters = (INPUTS + 1) * CLASSES
-        allowed = 2 * number * parameters * 4 + 500_000_000
         return {
             "clients": number,
             "parameters": parameters,
@@ -197,12 +206,9 @@ def load(number: int, rounds: int) -> dict[str, Any]:
             "seconds_a_round": (last - first) / per,
             "server_cpu_seconds_a_round": spent / per,
             "clients_cpu_seconds_a_round": others / per,
-            "server_bytes_after_3": before,
-            "server_bytes_after_a_tenth": after_tenth,
-            "server_bytes_at_the_end": after,
+            "server_bytes_after_round": held,
             "server_peak_bytes": peak,
-            "allowed_bytes": allowed,
-            "seconds_until_a_tenth": tenth - first,
+            "allowed_bytes": 2 * number * parameters * 4 + 500_000_000,
         }
 
 
@@ -235,11 +241,11 @@ def faults() -> dict[str, Any]:
                         time.sleep(seconds)
                         hosts.cut = set()
                 last = found.until(rounds, 600)
-                codes = [process.wait(180) for process in (server, *clients)]
+                assert [process.wait(180) for process in (server, *clients)] == [0] * 4
             result[name] = {
                 "rounds": rounds,
                 "seconds_a_round": (last - begun) / (rounds - 1),
-                "exit_codes": codes,
+                "missed": found.missed(),
                 "packets_lost": hosts.lost,
                 "packets": hosts.carried,
                 "same_bits": found.same_bits(),
@@ -269,12 +275,12 @@ def kills(number: int = 50, seed: int = 0) -> dict[str, Any]:
             processes[which].wait()
             processes[which] = starts[which]()
             killed[which] += 1
-        codes = [process.wait(900) for process in processes]
+        assert [process.wait(900) for process in processes] == [0] * 4
         return {
             "kills_of_the_server": killed[0],
             "kills_of_clients": sum(killed[1:]),
             "rounds": found.rounds(),
-            "exit_codes": codes,
+            "missed": found.missed(),
             "seconds": time.monotonic() - begun,
             "same_bits": found.same_bits(),
         }
@@ -298,10 +304,10 @@ def hostile() -> dict[str, Any]:
                     one = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
                     if i >= 200:  # half of what a handshake begins with
                         one.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
-                result["200 idle, 200 half-sent"] = _pace(found, server.pid, 20)
+                result[ATTACKS[0]] = _pace(found, server.pid, 20)
             asked = threading.Thread(target=_ask_without_a_key, args=(port, 10_000))
             asked.start()
-            result["10,000 without a certificate"] = _pace(found, server.pid, 20, asked)
+            result[ATTACKS[1]] = _pace(found, server.pid, 20, asked)
             result["after"] = _pace(found, server.pid, 20)
         return result
 
@@ -328,9 +334,61 @@ def _ask_without_a_key(port: int, number: int) -> None:
             secured.recv(100)
 
 
+# the page
+
+
+def table(stored: dict[str, Any]) -> str:
+    """Returns the rows of docs/reliability.md on what was measured."""
+    slow, cut, kill, strangers = stored["faults"]["slow"], stored["faults"]["cut"], stored["kills"], stored["hostile"]
+    before, idle, asking, after = strangers["before"], *(strangers[name] for name in ATTACKS), strangers["after"]
+    rows = [
+        *(_loaded(stored[part]) for part in ("load", "many", "long")),
+        ("three clients on hosts of their own, 300 ms each way and 5 % of the packets lost",
+         f"{slow['seconds_a_round']:.1f} s a round, {slow['packets_lost']} packets lost in {slow['rounds']} rounds; "
+         f"{_bits(slow)}"),
+        (f"a client's link cut for 10 s, the server's for 60 s, another client's for 60 s, in {cut['rounds']} rounds",
+         f"{cut['missed']} requests missed; {_bits(cut)}"),
+        (f"{kill['kills_of_the_server'] + kill['kills_of_clients']} kills (SIGKILL), {kill['kills_of_the_server']} of "
+         f"the server and {kill['kills_of_clients']} of clients, on hosts of their own, in {kill['rounds']:,} rounds",
+         f"{kill['seconds']:.0f} s; {kill['missed']} requests missed; {_bits(kill)}"),
+        ("200 idle connections and 200 with half a handshake",
+         f"{_rate(idle)}, {_rate(before)} before; {_megabytes(idle['server_bytes'])}"),
+        (f"10,000 requests without a certificate, in {asking['seconds']:.0f} s",
+         f"{_rate(asking)} meanwhile, {_rate(after)} after; {_megabytes(asking['server_bytes'])}"),
+    ]  # fmt: skip
+    days = ", ".join(sorted({found["date"][:10] for found in stored.values()}))
+    return "\n".join([f"| what | measured, {days} |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
+
+
+def _loaded(found: dict[str, Any]) -> tuple[str, str]:
+    held = {int(round): bytes for round, bytes in found["server_bytes_after_round"].items()}
+    shown = [round for round in held if round in (3, found["rounds"] // 10, found["rounds"] // 2, max(held))]
+    whole, mine, theirs = (found[f"{kind}seconds_a_round"] for kind in ("", "server_cpu_", "clients_cpu_"))
+    grows = ", ".join(f"{_megabytes(held[round])} after round {round:,}" for round in shown)
+    return (
+        f"{found['clients']:,} clients, {found['rounds']:,} rounds",
+        f"{whole:.2f} s a round, {mine:.2f} s of the server's processor time and {theirs:.2f} s of the clients'; the "
+        f"server has {grows}, {_megabytes(found['server_peak_bytes'])} at the most; 2·M·d·4 bytes + 500 MB are "
+        f"{_megabytes(found['allowed_bytes'])}",
+    )
+
+
+def _bits(found: dict[str, Any]) -> str:
+    return "**the same bits** as undisturbed" if found["same_bits"] else "**other bits** than undisturbed"
+
+
+def _rate(found: dict[str, Any]) -> str:
+    return f"{found['rounds_a_second']:.1f} rounds/s"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+    parser.add_argument("--write", action="store_true", help="the page's table from what is stored, and stop")
     parser.add_argument("--clients", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.clients:
@@ -344,10 +402,11 @@ def main() -> None:
         "kills": kills,
         "hostile": hostile,
     }
-    for part in asked.parts or PARTS:
+    for part in () if asked.write else asked.parts or PARTS:
         result = measured[part]()
         print(json.dumps({part: result}, indent=1), flush=True)
         store("federation", {part: result})
+    write_between(PAGE, table(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

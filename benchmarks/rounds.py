@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from turns import HERE, store, take_turns
+from turns import HERE, store, take_turns, write_between
 
 PICTURE = HERE.parent / "docs" / "performance.png"
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -166,13 +166,6 @@ def _cell(found: dict[str, Any], key: str) -> str:
     return f"{value} ({medians[key] / medians['fednormec']:.2f} ×)"
 
 
-def write_tables(stored: dict[str, Any]) -> None:
-    """Puts them into the page, between its two marks."""
-    before, mark, rest = PAGE.read_text().partition("<!-- measured -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    PAGE.write_text(f"{before}{mark}\n{tables(stored)}\n\n{end}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(EFFORT)}; all by default")
@@ -193,7 +186,7 @@ def main() -> None:
             store("rounds", {name: found})
     stored = json.loads(results.read_text())
     draw(stored)
-    write_tables(stored)
+    write_between(PAGE, tables(stored))
 
 
 if __name__ == "__main__":

@@ -86,3 +86,10 @@ def store(name: str, results: dict[str, Any]) -> None:
     stored |= {key: {**now, **value} for key, value in results.items()}
     path.write_text(json.dumps(stored, indent=1) + "\n")
     print(f"stored in {path.relative_to(HERE.parent)}", file=sys.stderr)
+
+
+def write_between(page: Path, text: str) -> None:
+    """Puts a text into a page, between its two marks."""
+    before, mark, rest = page.read_text().partition("<!-- measured -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    page.write_text(f"{before}{mark}\n{text}\n\n{end}{after}")

@@ -3,6 +3,7 @@
 import json
 
 import convolutions
+import federation
 import numpy as np
 import ours
 import pytest
@@ -40,6 +41,10 @@ def test_the_page_has_what_convolutions_of_our_own_bring():
         assert case["ratio"] == case["median_seconds"]["torch"] / case["median_seconds"]["ours"]
     row = " | ".join(f"{case['ratio']:.2f}" for case in found.values())
     assert f"| {row} |" in rounds.PAGE.read_text()
+
+
+def test_the_page_has_what_a_federation_was_measured_at():
+    assert federation.table(json.loads(federation.RESULTS.read_text())) in federation.PAGE.read_text()
 
 
 @pytest.mark.parametrize("local", ours.STEPS)

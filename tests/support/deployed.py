@@ -110,7 +110,8 @@ class Federation:
 
     def records(self) -> list[dict[str, Any]]:
         path = self.fed / "run" / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # a line may be just being written
+        return [json.loads(line) for line in whole.splitlines()]
 
     def until(self, rounds: int) -> None:
         until(lambda: len(self.records()) >= rounds)
