@@ -9,7 +9,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -35,11 +35,18 @@ Roster = Callable[[], Sequence[bytes | None]]
 NOBODY = "certificate is of nobody on the roster, or was revoked"
 
 
-class _Asked:
-    """Request that waits for one client: for how long, whether it was fetched, and its answer."""
+class _Asking:
+    """What is asked of several clients at once: for how long, who is waited for, whether anybody fetched anything."""
 
-    def __init__(self, body: bytes, deadline: float) -> None:
-        self.body, self.deadline, self.name = body, deadline, secrets.token_hex(16)
+    def __init__(self, deadline: float, clients: Iterable[int]) -> None:
+        self.deadline, self.awaited, self.fetched = deadline, set(clients), False
+
+
+class _Asked:
+    """Request that waits for one client: with whom it was asked, whether it was fetched, and its answer."""
+
+    def __init__(self, body: bytes, together: _Asking) -> None:
+        self.body, self.together, self.name = body, together, secrets.token_hex(16)
         self.fetched = False
         self.answer: bytes | None = None
 
@@ -114,7 +121,6 @@ class Link:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._now, self._last = 0.0, time.monotonic()
         self._over: bytes | None = None
-        self._unanswered, self._fetched = 0, False  # of what is asked now
         self.sent = self.received = 0
 
     def listening(self, listen: Listen) -> AbstractContextManager[int]:
@@ -149,18 +155,20 @@ class Link:
         it waits for somebody to come; KeyboardInterrupt if it is asked to stop meanwhile.
         """
         with self._changed:
-            asked = {client: _Asked(body, deadline) for client, body in bodies.items()}
-            self._unanswered, self._fetched = len(asked), False
+            together = _Asking(deadline, bodies)
+            asked = {client: _Asked(body, together) for client, body in bodies.items()}
             for client, one in asked.items():
                 self._seats[client].asked = one
                 self._wake(client)
             were_here = {client for client in asked if self._is_here(client)}
             asking, begun, told = self._now, None, False
-            while self._unanswered:
+            while asked:
                 if begun is None and self._begins(asked, asking):
                     begun = self._now
-                if begun is not None and not any(self._waits(c, one, begun, deadline) for c, one in asked.items()):
-                    break
+                if begun is not None:
+                    together.awaited = {c for c, one in asked.items() if self._waits(c, one, begun, deadline)}
+                    if not together.awaited:
+                        break
                 if begun is None and not any(self._is_here(client) for client in asked):
                     if stop():
                         for client in asked:
@@ -416,10 +424,12 @@ class Link:
             return None
         seat.asked.fetched = True
         seat.tokens += 1  # what brings the training on is not counted
-        if not self._fetched:  # whoever asks looks at everybody: not for each of many
-            self._fetched = True
+        together = seat.asked.together
+        together.awaited.add(client)
+        if not together.fetched:  # whoever asks looks at everybody: not for each of many
+            together.fetched = True
             self._changed.notify_all()
-        idle = seat.asked.deadline + SILENCE  # it computes meanwhile; the system notices if it is gone
+        idle = together.deadline + SILENCE  # it computes meanwhile; the system notices if it is gone
         return Answer(200, seat.asked.body, headers=(("request", seat.asked.name),), idle=idle)
 
     async def _answered(self, client: int, call: Call) -> Answer:
@@ -436,8 +446,8 @@ class Link:
                 one.answer = body
                 seat.tokens += 1
                 self.received += len(body)
-                self._unanswered -= 1
-                if not self._unanswered:
+                one.together.awaited.discard(client)
+                if not one.together.awaited:
                     self._changed.notify_all()
         return Answer()
 
