@@ -162,7 +162,7 @@ def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, 
     yield "writes", f"its memory of the training and the number of its messages in {folder} (private){kept}"
     released = releases_of(federation, folder, how.budget)
     if released is not None:
-        yield "has sent", released.trouble() or released.said()
+        yield "so far", released.trouble() or released.said()
     yield "agreement", federation.agreed
 
 
