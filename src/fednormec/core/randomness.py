@@ -4,6 +4,7 @@ import hashlib
 import math
 import operator
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +67,10 @@ class SecureSource:
     some sums apart, four hide that (Holohan and Braghin, arXiv 2107.10138).
     """
 
+    def words(self, size: int, /) -> np.ndarray:
+        """Uniform uint64 words."""
+        return _keystream(size)
+
     def random(self, size: int, /) -> np.ndarray:
         return (_keystream(size) >> np.uint64(11)) * 2.0**-53
 
@@ -82,6 +87,22 @@ class SecureSource:
             total[1].addcmul_(length, angle.sin_())
         draw: np.ndarray = total.view(-1)[:size].numpy() / 2
         return draw
+
+
+def words_of(source: Source) -> Callable[[int], np.ndarray]:
+    """Returns the function that draws so many independent uniform uint64 words from a source.
+
+    Raises TypeError if the source is neither a SecureSource nor a Generator on Philox: `random_raw` of another may
+    leave bits of a word empty (MT19937's has 32).
+
+    >>> words_of(generator(1, "cohort", 7))(2)
+    array([17254327382153918630, 15291499118137053568], dtype=uint64)
+    """
+    if isinstance(source, SecureSource):
+        return source.words
+    if isinstance(source, np.random.Generator) and isinstance(source.bit_generator, np.random.Philox):
+        return source.bit_generator.random_raw
+    raise TypeError(f"words come from a SecureSource or a Generator on Philox, not from {source!r}")
 
 
 def _keystream(words: int, key: bytes | None = None) -> np.ndarray:
