@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fednormec as fn
@@ -322,6 +322,7 @@ def test_any_table_comes_back_from_any_form(
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(finite.map(repr), st.sampled_from(["yes", "", "NA", "no"]), st.text(max_size=5)), min_size=1))
+@example(["INF", ":"])
 def test_a_cell_is_a_number_or_is_named(cells: list[str]) -> None:
     try:
         found = numbers(cells)

@@ -115,11 +115,14 @@ def _quickly(cells: Cells) -> np.ndarray:
 
 def _number_at(index: int, cell: Any) -> float:
     try:
-        return _number(cell)
+        found = _number(cell)
     except ValueError:
         date = DATE.fullmatch(text(cell))
         why = "is a date: write it as a number, such as the days since another" if date else "is not a number"
         raise BadCell(index, f"{shown(cell)} {why}") from None
+    if math.isinf(found):
+        raise BadCell(index, f"{shown(cell)} is not a finite number")
+    return found
 
 
 def _number(cell: Any) -> float:
