@@ -14,8 +14,8 @@ from fednormec.federation.wire import Wire
 HOUSE = ROOT / "src" / "fednormec"
 BY_NAME = ("import_module", "__import__")
 ORDER = (
-    "errors", "files", "drawing", "core", "algorithms", "problems", "data", "privacy", "engine", "config", "theory",
-    "runs", "results", "sweeps", "python", "audit", "federation", "cli",
+    "errors", "files", "drawing", "core", "algorithms", "problems", "data", "secagg", "privacy", "engine", "config",
+    "theory", "runs", "results", "sweeps", "python", "audit", "federation", "cli",
 )  # fmt: skip
 
 
