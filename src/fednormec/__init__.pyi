@@ -27,6 +27,7 @@ from fednormec.audit.audit import audit_training as audit_training
 from fednormec.config.recommending import Recommendation as Recommendation
 from fednormec.config.recommending import recommend as recommend
 from fednormec.core.algorithm import Algorithm as Algorithm
+from fednormec.core.algorithm import Bounded as Bounded
 from fednormec.core.algorithm import Server as Server
 from fednormec.core.algorithm import ServerOptimizer as ServerOptimizer
 from fednormec.core.algorithm import Step as Step

@@ -86,7 +86,7 @@ def files(folder: Path) -> dict[str, bytes | None]:
         ("method.betta=3", "unknown setting in [method] fed_normec 'betta'; did you mean 'beta'?"),
         ("participation.probability=1", "unknown setting in [participation] poisson 'probability'; there are: p, idle"),
         ("participation.iddle=sleep", "did you mean 'idle'?"),
-        ("privacy.noise=1", "unknown setting in [privacy] 'noise'; did you mean 'noise_std'?"),
+        ("privacy.noise_sd=1", "unknown setting in [privacy] 'noise_sd'; did you mean 'noise_std'?"),
         ("problem.vectorise=loop", "unknown setting in [problem] neural 'vectorise'; did you mean 'vectorize'?"),
         ("method.name=fed_normek", "unknown method 'fed_normek'; did you mean 'fed_normec'?"),
         ("model.name=resnet", "unknown model 'resnet'; did you mean 'resnet20'?"),

@@ -319,8 +319,9 @@ def test_nothing_is_paid_for_before_a_client_is_there_that_can_take_part(tmp_pat
     network = Network(config(privacy=LOCAL | {"randomness": "secure"}, participation={"name": "full"}), tmp_path)
     experiment, happened = network.server.experiment, list[Any]()
     place = Wire(
-        NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append, lambda some: happened.append(some)
-    )
+        NAMES, lambda: "a", network.server.agreed, network.ask, network.said.append,
+        lambda some, count: happened.append(some),
+    )  # fmt: skip
     for r in fn.simulate(
         experiment.problem, experiment.algorithm, experiment.participation, experiment.privacy, rounds=3, on=place,
         before_release=lambda number, plan: happened.append(number),
@@ -596,7 +597,7 @@ def test_server_and_client_compute_the_same_noise(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"privacy": {"noise_std": 1.0, "trust": "secagg"}}, "secure aggregation comes later"),
+        ({"privacy": {"noise_std": 1.0, "trust": "secagg", "protocol": False}}, "a federation runs the protocol"),
         ({"problem": {"name": "quadratic"}}, "clients' examples"),
         ({"method": {"name": "fed_normec", "initial_memory": "local_updates"}}, "start from zero"),
         ({"faults": {"kind": "huge"}}, r"no use for \[faults\]"),

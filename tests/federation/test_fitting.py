@@ -66,12 +66,11 @@ PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "randomness": "secure"}
 def test_init_takes_the_fitted_settings_or_writes_nothing(tmp_path: Path, fednormec_: Command) -> None:
     init = ("federation", "init", tmp_path / "fed", "--inputs", "64")
     said = fednormec_(*init, "--clients", "3")
-    assert (
-        said.code == 2 and "nothing is promised to 3 clients" in said.err and "226 clients, 16 with --trust" in said.err
-    )
+    assert said.code == 2 and "nothing is promised to 3 clients" in said.err
+    assert "226 clients, 18 with --trust secagg" in said.err and ", 16 with --trust central" in said.err
     assert not (tmp_path / "fed").exists()
     for words, why in (
-        (("--clients", "9", "--trust", "centrall"), "--trust must be 'local' or 'central'"),
+        (("--clients", "9", "--trust", "centrall"), "--trust must be 'local' or 'secagg' or 'central'"),
         (("--clients", "9", "--trust", "central", "--not-private"), "leave one of them out"),
         ((tmp_path / "x.toml", "--not-private"), "CONFIG says what is private"),
     ):

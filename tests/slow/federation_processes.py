@@ -56,6 +56,28 @@ main()
 """
 
 
+STAGES = ("keys", "shares", "masked", "agree", "unmask")
+DIES = """
+import os, sys
+from pathlib import Path
+from fednormec.secagg import aggregator, member
+
+kind, stage, mark = {"client": member.Member, "server": aggregator.Aggregator}[sys.argv.pop(1)], *sys.argv[1:3]
+del sys.argv[1:3]
+honest = getattr(kind, stage)
+def once(*given):
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os._exit(9)
+    return honest(*given)
+setattr(kind, stage, once)
+from fednormec.cli.main import main
+main()
+"""
+FOUR = (*NAMES, "west")
+SUMMED = text(SECURE.format(trust="secagg") + "min_survivors = 3\n", rounds=12, deadline=20.0)
+
+
 OWN_TEXT = (
     text(rounds=4).replace('name = "linear"', 'name = "own.py:build"')
     + '[problem]\nloss = "own.py:loss"\n[features]\nname = "own.py:extract"\n[data]\ntargets = "classes"\n'
@@ -276,3 +298,43 @@ def test_nothing_speaks_to_anybody_else(made, tmp_path, monkeypatch):
     heard = set((tmp_path / "heard").read_text().splitlines())
     assert heard
     assert all(re.match(r"\('(127\.0\.0\.1|::1)', ", address) for address in heard), heard
+
+
+def summed(federation: Federation, summary: dict[str, object], status: str = "done", rounds: int = 12) -> None:
+    """What must hold after a training with secure aggregation, whatever happened on the way."""
+    assert (summary["status"], summary["rounds"], summary["trust"]) == (status, rounds, "secagg")
+    assert "learns sums over at least 3 messages" in " ".join(str(summary["statement"]).split())
+    paid = read_ledger(federation.fed / "run" / "ledger.jsonl").rounds
+    assert rounds <= paid <= 12 and all(r["not_private"]["sent"] in (0, 3, 4) for r in federation.records())
+    for name in FOUR:
+        (count,) = json.loads((federation.fed / "clients" / name / "releases.json").read_text()).values()
+        assert count["releases"] <= paid
+
+
+def test_messages_leave_in_secure_aggregation_only(made):
+    federation = made(SUMMED, names=FOUR)
+    summary = federation.finish(federation.serve(), [federation.join(name) for name in FOUR])
+    summed(federation, summary)
+    assert [r["not_private"]["sent"] for r in federation.records()] == [4] * 12
+    assert read_ledger(federation.fed / "run" / "ledger.jsonl").rounds == 12
+
+
+def test_a_client_that_is_killed_at_any_stage_is_no_trouble(made, tmp_path):
+    federation = made(SUMMED, names=FOUR)
+    server = federation.serve()
+    clients = [federation.join(name) for name in FOUR[1:]]
+    for stage in STAGES:
+        program = ("-c", DIES, "client", stage, str(tmp_path / f"died-{stage}"))
+        assert federation.join(FOUR[0], program=program).wait(timeout=60) == 9
+    summed(federation, federation.finish(server, [*clients, federation.join(FOUR[0])]))
+
+
+def test_a_server_that_is_killed_at_any_stage_goes_on(made, tmp_path):
+    """Each attempt that it had paid for stays paid for, so that five of twelve rounds are lost; its clients stay."""
+    federation = made(SUMMED, names=FOUR)
+    clients = [federation.join(name) for name in FOUR]
+    for number, stage in enumerate(STAGES, 1):
+        program = ("-c", DIES, "server", stage, str(tmp_path / f"died-{stage}"))
+        assert federation.serve(program=program).wait(timeout=120) == 9
+        assert read_ledger(federation.fed / "run" / "ledger.jsonl").rounds == len(federation.records()) + number
+    summed(federation, federation.finish(federation.serve(), clients), "budget_spent", 7)

@@ -264,6 +264,16 @@ def test_stock_processes_train_what_one_process_would(tmp_path, flowers):
         assert flower.processes[f"gateway-{name}"].wait(timeout=30) == 0, flower.said(f"gateway-{name}")
 
 
+def test_stock_processes_carry_the_stages_of_secure_aggregation(tmp_path, flowers):
+    """With three clients, and so with none to spare."""
+    privacy = SECURE.format(trust="secagg") + "min_survivors = 3\n"
+    flowers.append(flower := with_nodes(Flower(tmp_path, privacy=privacy)))
+    flower.run()
+    summary = flower.finish()
+    assert (summary["status"], summary["rounds"], summary["trust"]) == ("done", 3, "secagg")
+    assert [r["not_private"]["sent"] for r in flower.records()] == [3] * 3
+
+
 def test_a_supernode_that_is_killed_is_missed_and_comes_back(tmp_path, flowers):
     """Its gateway stays: the memory is with the owner. Every message that left is paid for."""
     flowers.append(

@@ -62,17 +62,17 @@ def text(privacy: str = "", rounds: int = 8, participation: str = "full", deadli
 class Federation:
     """A folder with its data, and the processes that were started for it, all of which end with the test."""
 
-    def __init__(self, folder: Path, text: str) -> None:
-        self.folder, self.fed = folder, folder / "fed"
+    def __init__(self, folder: Path, text: str, names: Sequence[str] = NAMES) -> None:
+        self.folder, self.fed, self.names = folder, folder / "fed", tuple(names)
         self.processes: list[subprocess.Popen[str]] = []
         self.agreed = () if 'randomness = "secure"' in text else ("--not-private",)
         rng = np.random.default_rng(0)
-        self.data = [(rng.standard_normal((8 + i, 5)), rng.integers(0, 3, 8 + i)) for i in range(len(NAMES))]
-        for name, (x, y) in zip(NAMES, self.data, strict=True):
+        self.data = [(rng.standard_normal((8 + i, 5)), rng.integers(0, 3, 8 + i)) for i in range(len(names))]
+        for name, (x, y) in zip(names, self.data, strict=True):
             np.savez(folder / f"{name}.npz", x=x, y=y)
         (folder / "asked.toml").write_text(text)
         self.port = free_port()
-        make(self.fed, NAMES, [5], 3, f"localhost:{self.port}", folder / "asked.toml")
+        make(self.fed, names, [5], 3, f"localhost:{self.port}", folder / "asked.toml")
 
     def start(
         self,
@@ -131,12 +131,12 @@ class Federation:
         asked = read_federation(self.fed)
         server, clients = for_server(asked, self.fed), list[Answer]()
         with tempfile.TemporaryDirectory() as folder:
-            for i, (name, (x, y)) in enumerate(zip(NAMES, self.data, strict=True)):
+            for i, (name, (x, y)) in enumerate(zip(self.names, self.data, strict=True)):
                 (Path(folder) / name).mkdir()
                 mine = for_client(asked, name, Examples(x, y), self.fed)
                 clients.append(answering(mine, i, Path(folder) / name))
             place = Wire(
-                NAMES, lambda: "a", server.agreed,
+                self.names, lambda: "a", server.agreed,
                 lambda requests: {client: clients[client](request) for client, request in requests.items()},
                 lambda said: None,
             )  # fmt: skip
@@ -158,9 +158,9 @@ def deploying(folder: Path) -> Iterator[Callable[..., Federation]]:
     """Gives what makes a federation of settings, in a folder within this one; their processes end with the context."""
     all_of_them: list[Federation] = []
 
-    def make(asked: str, within: str = ".") -> Federation:
+    def make(asked: str, within: str = ".", names: Sequence[str] = NAMES) -> Federation:
         (folder / within).mkdir(exist_ok=True)
-        all_of_them.append(Federation(folder / within, asked))
+        all_of_them.append(Federation(folder / within, asked, names))
         return all_of_them[-1]
 
     try:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fednormec.algorithms.feedback import along
-from fednormec.core.algorithm import Algorithm, Server, Step
-from fednormec.core.bounds import Messages, clip, smooth_normalize
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
+from fednormec.core.bounds import Bound, Grid, Messages, clip, smooth_normalize
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
 from fednormec.core.vectors import norm_error, plus, representable, row_norms
@@ -67,19 +67,23 @@ class Threshold(NamedTuple):
         b = min(1.0, max(0.0, 0.5 + float(mean[-1]) * weights.average / (2 * s)))
         return _within(self.now(server) * math.exp(-self.rate * (b - self.quantile)))
 
-    def messages(self, bounded: Messages, norms: np.ndarray, c: float) -> Messages:
+    def messages(self, bounded: Messages, norms: np.ndarray, c: float, grid: Grid | None = None) -> Messages:
         """Returns messages with their bits.
 
         Args:
             bounded: the messages without; they may be overwritten. One that was non-finite gets no bit either.
             norms: norms n_i.
             c: threshold.
+            grid: grid that messages lie on, bits included.
         """
         rows = bounded.whole()
         _, s = self.parts(rows)
         bits = np.where(norms <= c, s, -s)
         bits[list(bounded.broken)] = 0.0
-        return Messages(torch.cat([rows, torch.from_numpy(bits[:, None]).to(rows)], dim=1), broken=bounded.broken)
+        told = torch.from_numpy(bits[:, None]).to(rows)
+        if grid is not None:
+            grid.truncate_(told)
+        return Messages(torch.cat([rows, told], dim=1), broken=bounded.broken)
 
 
 def adaptive_averaging(name: str, local: LocalUpdate, threshold: Threshold, *, server_step: float) -> Algorithm:
@@ -99,10 +103,10 @@ def adaptive_averaging(name: str, local: LocalUpdate, threshold: Threshold, *, s
     def init(x0: Tensor) -> Server:
         return Server(x0, x0.new_tensor([threshold.start]), 0)
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, rows: Tensor, updates: Tensor) -> Messages:
         c, (a, _) = threshold.now(server), threshold.parts(updates)
         norms = row_norms(updates.mul_(representable(local.step_in(server.round + 1), updates.dtype)))
-        return threshold.messages(clip(c, a).scale_(updates), norms, c)
+        return threshold.messages(clip(c, a).on(bound.grid).scale_(updates), norms, c, bound.grid)
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         unit = threshold.now(server) / threshold.parts(server.x)[0]
@@ -110,7 +114,9 @@ def adaptive_averaging(name: str, local: LocalUpdate, threshold: Threshold, *, s
         return Step(mean[:-1] * unit, eta, memory, weights.average, weights.noise * unit**2)
 
     bound = clip(1.0)._replace(name="clip at a threshold that adapts, with a bit")
-    return Algorithm(name, local, bound, init, client_, server, memory_slots=0, reads_memory=True, extras=(BIT,))
+    return Algorithm(
+        name, local, bound, init, Bounded(client_, bound), server, memory_slots=0, reads_memory=True, extras=(BIT,)
+    )
 
 
 def adaptive_feedback(
@@ -149,12 +155,12 @@ def adaptive_feedback(
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.cat([torch.zeros_like(x0), x0.new_tensor([0.0, threshold.start])]), 0)
 
-    def client_(server: Server, v: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, v: Tensor, updates: Tensor) -> Messages:
         c, (a, _) = threshold.now(server), threshold.parts(updates)
         norms = row_norms(updates.sub_(v))
-        delta = smooth_normalize(alpha * c, a).scale_(updates)
+        delta = smooth_normalize(alpha * c, a).on(bound.grid).scale_(updates)
         delta.move_(v, beta * c / a)
-        return threshold.messages(delta, norms, c)
+        return threshold.messages(delta, norms, c, bound.grid)
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         gain = beta * threshold.now(server) / threshold.parts(server.x)[0] * weights.memory
@@ -167,8 +173,8 @@ def adaptive_feedback(
 
     bound = smooth_normalize(1.0)._replace(name="normalisation by a threshold that adapts, with a bit")
     return Algorithm(
-        name, local, bound, init, client_, server, memory_slots=1, idle_clients_advance=True, reads_memory=True,
-        extras=(BIT,),
+        name, local, bound, init, Bounded(client_, bound), server, memory_slots=1, idle_clients_advance=True,
+        reads_memory=True, extras=(BIT,),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server, Step
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -28,11 +28,11 @@ def averaging(
     def init(x0: Tensor) -> Server:
         return Server(x0, x0.new_empty(0), 0)
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, rows: Tensor, updates: Tensor) -> Messages:
         scale = local.step_in(server.round + 1) if bounded == "displacement" else 1.0
         return bound.scale_(updates.mul_(representable(scale, updates.dtype)))
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         return Step(mean, eta, server.memory, weights.average, weights.noise)
 
-    return Algorithm(name, local, bound, init, client_, server, memory_slots=0)
+    return Algorithm(name, local, bound, init, Bounded(client_, bound), server, memory_slots=0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server, Step
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -50,7 +50,7 @@ def centred_feedback(
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
 
-    def client_(server: Server, h: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, h: Tensor, updates: Tensor) -> Messages:
         updates.sub_(server.memory)
         if leak is None:
             return bound.scale_(updates)
@@ -68,7 +68,7 @@ def centred_feedback(
 
     slots = 0 if leak is None else 1
     return Algorithm(
-        name, local, bound, init, client_, server, memory_slots=slots, reads_memory=True,
+        name, local, bound, init, Bounded(client_, bound), server, memory_slots=slots, reads_memory=True,
         with_beta=lambda schedule: centred_feedback(
             name, local, bound, beta=beta, server_step=eta, leak=leak, deviation_step=deviation_step,
             beta_schedule=schedule,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server, Step
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -33,7 +33,7 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
     def correction(server: Server, rows: Tensor) -> Tensor:
         return server.memory - rows
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, rows: Tensor, updates: Tensor) -> Messages:
         message = bound.scale_(torch.cat([updates, updates - server.memory], dim=1))
         rows.add_(message.whole()[:, updates.shape[1] :])
         return Messages(message.rows, broken=message.broken)
@@ -44,6 +44,6 @@ def control_variates(name: str, local: LocalUpdate, bound: Bound, *, server_step
         return Step(displacement, eta * local.step_in(server.round + 1), c, weights.average, weights.noise)
 
     return Algorithm(
-        name, local, bound, init, client_, server, memory_slots=1, message_slots=2, reads_memory=True,
+        name, local, bound, init, Bounded(client_, bound), server, memory_slots=1, message_slots=2, reads_memory=True,
         correction=correction,
     )  # fmt: skip

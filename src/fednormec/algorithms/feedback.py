@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server, Step
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
 from fednormec.core.bounds import Bound, Messages, identity
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -56,7 +56,7 @@ def feedback(
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, rows: Tensor, updates: Tensor) -> Messages:
         v = rows[:, : updates.shape[1]]
         if m < 1 or math.isinf(bound.radius):
             most = torch.finfo(updates.dtype).max / 8  # what is kept unbounded must not overflow in a difference
@@ -76,7 +76,7 @@ def feedback(
 
     prime = None if initial_memory == "zero" else _prime(local, client_momentum < 1)
     return Algorithm(
-        name, local, bound, init, client_, server, memory_slots=1 if m == 1 else 2, keeps_updates=m < 1,
+        name, local, bound, init, Bounded(client_, bound), server, memory_slots=1 if m == 1 else 2, keeps_updates=m < 1,
         idle_clients_advance=True, prime=prime,
         with_beta=lambda schedule: feedback(
             name, local, bound, beta=beta, server_step=eta, server_normalization=server_normalization,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server, Step
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
 from fednormec.core.bounds import Bound, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Weights
@@ -29,7 +29,7 @@ def residuals(name: str, local: LocalUpdate, bound: Bound, *, server_step: float
     def init(x0: Tensor) -> Server:
         return Server(x0, x0.new_empty(0), 0)
 
-    def client_(server: Server, e: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, e: Tensor, updates: Tensor) -> Messages:
         e.add_(updates, alpha=representable(gamma, e.dtype)).clamp_(-_most(e), _most(e))
         messages = bound.scale_(updates.copy_(e))
         messages.move_(e, -1.0)
@@ -38,7 +38,7 @@ def residuals(name: str, local: LocalUpdate, bound: Bound, *, server_step: float
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         return Step(mean, 1.0, server.memory, weights.average, weights.noise)
 
-    return Algorithm(name, local, bound, init, client_, server, memory_slots=1, keeps_updates=True)
+    return Algorithm(name, local, bound, init, Bounded(client_, bound), server, memory_slots=1, keeps_updates=True)
 
 
 def error_control(name: str, local: LocalUpdate, bound: Bound, *, error_weight: float, server_step: float) -> Algorithm:
@@ -63,7 +63,7 @@ def error_control(name: str, local: LocalUpdate, bound: Bound, *, error_weight: 
     def init(x0: Tensor) -> Server:
         return Server(x0, torch.zeros_like(x0), 0)
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
+    def client_(bound: Bound, server: Server, rows: Tensor, updates: Tensor) -> Messages:
         h, e, most = rows[:, : updates.shape[1]], rows[:, updates.shape[1] :], _most(rows)
         updates.clamp_(-most, most).sub_(h).add_(e, alpha=w)
         e.mul_(1 - w).add_(updates).clamp_(-most, most)  # e + P - h, since updates are w e + P - h
@@ -77,7 +77,15 @@ def error_control(name: str, local: LocalUpdate, bound: Bound, *, error_weight: 
         return Step(h, eta, h, noise=weights.noise * weights.memory**2 * (server.round + 1))
 
     return Algorithm(
-        name, local, bound, init, client_, server, memory_slots=2, keeps_updates=True, idle_clients_advance=True
+        name,
+        local,
+        bound,
+        init,
+        Bounded(client_, bound),
+        server,
+        memory_slots=2,
+        keeps_updates=True,
+        idle_clients_advance=True,
     )
 
 

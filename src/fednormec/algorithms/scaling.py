@@ -1,10 +1,12 @@
 """Scale-then-privatise: public second moments scale coordinates before the bound, and back after the noise."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Server, Step
-from fednormec.core.bounds import Messages
+from fednormec.core.algorithm import Algorithm, Bounded, Server, Step
+from fednormec.core.bounds import Bound, Messages
 from fednormec.core.participation import Weights
 from fednormec.errors import UserError
 
@@ -47,9 +49,11 @@ def scaled(algorithm: Algorithm, decay: float = 0.9, floor: float = 0.01) -> Alg
         first = algorithm.init(x0)
         return first._replace(memory=torch.cat([first.memory, torch.zeros_like(x0)]))
 
-    def client_(server: Server, rows: Tensor, updates: Tensor) -> Messages:
-        s = scale(server)
-        return algorithm.client_(own(server), rows, updates if s is None else updates.mul_(s))
+    def client_(bound: Bound, server: Server, rows: Tensor, updates: Tensor) -> Messages:
+        s, inner = scale(server), algorithm.client_
+        if isinstance(inner, Bounded):
+            inner = replace(inner, bound=bound)
+        return inner(own(server), rows, updates if s is None else updates.mul_(s))
 
     def server(server: Server, mean: Tensor, weights: Weights) -> Step:
         s, u = scale(server), server.memory[-len(server.x) :]
@@ -60,5 +64,9 @@ def scaled(algorithm: Algorithm, decay: float = 0.9, floor: float = 0.01) -> Alg
         return step._replace(memory=torch.cat([step.memory, u]))
 
     return algorithm._replace(
-        name=f"{algorithm.name}, scaled", init=init, client_=client_, server=server, reads_memory=True
+        name=f"{algorithm.name}, scaled",
+        init=init,
+        client_=Bounded(client_, algorithm.bound),
+        server=server,
+        reads_memory=True,
     )

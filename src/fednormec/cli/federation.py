@@ -63,6 +63,7 @@ Of CONFIG's [data], what says how a table or an image becomes numbers
 Examples:
   fednormec federation init fed --clients 3 --inputs 64 --classes 10 --not-private       to try things out
   fednormec federation init fed --clients 60 --inputs 64 --classes 10 --trust central
+  fednormec federation init fed --clients 60 --inputs 64 --classes 10 --trust secagg
   fednormec federation init fed my.toml --clients north,south,east --inputs 1,28,28 --address fl.example.org:9443
   fednormec federation init fed my.toml --clients 20 --inputs 64 --classes 10
   fednormec federation init fed prices.toml --clients 5 --inputs 12       with loss = "mse": values, not classes
@@ -95,7 +96,9 @@ def init(
     trust: Annotated[
         str | None,
         typer.Option(
-            help="Without CONFIG: local (nobody is trusted) or central (the server is).", show_default="local"
+            help="Without CONFIG: local (nobody is trusted), secagg (nobody is, and the server sees sums alone) or "
+            "central (the server is).",
+            show_default="local",
         ),
     ] = None,
     not_private: Annotated[bool, typer.Option("--not-private", help="Without CONFIG: settings without noise.")] = False,

@@ -96,10 +96,14 @@ def sign(
     folder: Folder, file: Annotated[str, typer.Argument(metavar="REQUEST", help="The client's signing request.")]
 ) -> None:
     require_h11()
+    from fednormec.federation.agreement import read_federation
+    from fednormec.federation.provision import needs_keys
     from fednormec.federation.provision import sign as signed
 
     made = signed(Path(folder), Path(file))
     _say_what_to_send(Path(folder), made.name, made)
+    if needs_keys(read_federation(Path(folder))):
+        _say_what_is_agreed(Path(folder), None)
 
 
 RENEW_HELP = """Make new certificates for the keys that there are. They hold for a year.

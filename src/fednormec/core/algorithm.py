@@ -1,12 +1,13 @@
 """Algorithm as a value: functions of what they are given, state in, state out."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fednormec.core.bounds import Bound, Messages
+from fednormec.core.bounds import Bound, Grid, Messages
 from fednormec.core.local import LocalUpdate
 from fednormec.core.participation import Participation, Weights
 from fednormec.core.schedules import Schedule
@@ -79,6 +80,31 @@ def descent() -> ServerOptimizer:
     return ServerOptimizer("sgd", lambda x0: x0.new_empty(0), update)
 
 
+@dataclass(frozen=True)
+class Bounded:
+    """Client's side of a method, apart from the bound that makes its messages: the engine can put that on a grid.
+
+    What a client remembers of its message is then what was sent, rounding included.
+
+    Args:
+        rule: rule(bound, server, rows, updates) -> Messages, `client_` of an `Algorithm` with its bound before.
+        bound: the bound.
+    """
+
+    rule: Callable[[Bound, Server, Tensor, Tensor], Messages]
+    bound: Bound
+
+    def __call__(self, server: Server, rows: Tensor, updates: Tensor) -> Messages:
+        """Computes messages and moves the memories in place, as `client_` of an `Algorithm` does.
+
+        Args:
+            server: state of the server.
+            rows: memories of the clients, moved in place.
+            updates: their P_i, which may be overwritten.
+        """
+        return self.rule(self.bound, server, rows, updates)
+
+
 class Algorithm(NamedTuple):
     """Method as a value: the two sides of a round.
 
@@ -91,7 +117,8 @@ class Algorithm(NamedTuple):
         init: init(x0) -> Server, the state before the first round.
         client_: client_(server, rows, updates) -> Messages. `rows` (B, memory_slots d) are the clients' memories, all
             zero before the first round, and are moved in place; `updates` (B, d) are their P_i and may be overwritten;
-            messages are (B, message_width(d)), bounded by `bound`. `client` is the same without side effects.
+            messages are (B, message_width(d)), bounded by `bound`. `client` is the same without side effects. Written
+            as Bounded(rule, bound), what clients remember of a message on a grid is what was sent.
         server: server(server, mean, weights) -> Step. `mean` is the noisy sum of the senders' messages over M, the only
             thing that ever crosses from clients to server.
         memory_slots: number of vectors (d,) in a client's memory.
@@ -146,6 +173,18 @@ class Algorithm(NamedTuple):
         if step.size != 0:
             x, memory = self.optimizer.update(x, memory, step, server.round + 1)
         return Server(x, step.memory, server.round + 1, memory)
+
+    def on_grid(self, grid: Grid | None) -> "Algorithm":
+        """Returns the same method with messages on a grid; None: as it is.
+
+        A `client_` that is not `Bounded` stays: its messages are rounded towards zero on their way.
+        """
+        if grid is None:
+            return self
+        client_ = self.client_
+        if isinstance(client_, Bounded):
+            client_ = replace(client_, bound=client_.bound.on(grid))
+        return self._replace(client_=client_, bound=self.bound.on(grid))
 
     def with_optimizer(self, optimizer: ServerOptimizer) -> "Algorithm":
         """Returns the same method with another optimiser of the server, such as fn.optimizers.momentum(0.9)."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,62 @@ from fednormec.core import kernels
 from fednormec.core.vectors import mended, norm_error, representable, row_norms
 from fednormec.errors import UserError, at_least_one, non_negative
 
+BITS = 20  # of the largest number of units in a message; float32 holds 24
 STRIP = 64  # messages that are added in their own dtype, whose error grows with the square of their number
+
+
+class Grid(NamedTuple):
+    """Grid of fixed-point numbers for messages: whole multiples of a unit, and no message longer than the radius.
+
+    Args:
+        unit: distance between two neighbouring numbers, a power of two: to multiply and divide by it rounds nothing.
+        radius: largest L2 norm of a message.
+    """
+
+    unit: float
+    radius: float
+
+    @property
+    def steps(self) -> float:
+        """Number of units in the radius."""
+        return self.radius / self.unit
+
+    @property
+    def most(self) -> int:
+        """Largest sum of squares of a message in units: a whole number that no rounding has touched."""
+        return math.floor((Fraction(self.radius) / Fraction(self.unit)) ** 2)
+
+    def truncate_(self, rows: Tensor) -> Tensor:
+        """Rounds rows towards zero, in place, to numbers of the grid: no row gets longer."""
+        return rows.div_(self.unit).trunc_().mul_(self.unit)
+
+    def truncated(self, messages: "Messages") -> Tensor:
+        """Returns messages rounded towards zero to numbers of the grid, all new."""
+        return self.truncate_(messages.whole().clone())
+
+    def require(self, units: Tensor, sends: Tensor) -> None:
+        """Raises TooLong if a message that is sent is not on the grid, or is longer than the radius.
+
+        Args:
+            units: messages in units, float64 (B, d), whose squares add up without rounding.
+            sends: 1 for each client that sends, 0 for the others, (B,).
+        """
+        squares = units.square().sum(dim=1)
+        wrong = ~((squares <= self.most) & (units == units.trunc()).all(dim=1)) & (sends != 0)
+        if wrong.any():
+            raise TooLong(math.sqrt(float(squares[wrong][0])) * self.unit)
+
+
+def grid_for(radius: float, bits: int = BITS) -> Grid:
+    """Returns the grid on which between 2^(bits-1) and 2^bits units make up the radius.
+
+    >>> grid_for(1.0)
+    Grid(unit=9.5367431640625e-07, radius=1.0)
+    >>> grid_for(0.3, 16).steps
+    39321.6
+    """
+    mantissa, exponent = math.frexp(radius)
+    return Grid(math.ldexp(1.0, exponent - (mantissa == 0.5) - bits), radius)
 
 
 class Messages(NamedTuple):
@@ -40,6 +96,8 @@ class Messages(NamedTuple):
         Raises:
             TooLong: if `adding` has a limit and a message that is sent is longer, or non-finite.
         """
+        if adding.grid is not None:
+            return self._sum_units(sends, adding.grid)
         weights = sends if self.factors is None else sends * self.factors
         if kernels.take_rows(self.rows):
             total, squares = kernels.sum_rows(self.rows, weights.contiguous(), adding.exactly)
@@ -56,6 +114,13 @@ class Messages(NamedTuple):
                 part = some.to(dtype) @ rows.to(dtype).where(some[:, None] != 0, 0.0)
             total += part
         return total
+
+    def _sum_units(self, sends: Tensor, grid: Grid) -> Tensor:
+        """Adds messages on a grid: in units they are whole numbers, whose sum float64 holds without rounding."""
+        units = self.whole().double() / grid.unit
+        units[sends == 0] = 0.0  # whatever a message that is not sent holds
+        grid.require(units, sends)
+        return units.sum(dim=0).mul_(grid.unit)
 
     def whole(self) -> Tensor:
         """Returns the messages themselves; they may overwrite the rows."""
@@ -81,10 +146,12 @@ class Adding(NamedTuple):
         exactly: whether all are added in float64; otherwise strips of them in their own dtype, and the strips' sums in
             float64.
         longest: largest length of a message that may be added, as measured, which errs by less than `norm_error`.
+        grid: grid that messages must lie on, which then says how long one may be; None: they are any numbers.
     """
 
     exactly: bool = False
     longest: float = math.inf
+    grid: Grid | None = None
 
 
 class TooLong(Exception):
@@ -118,16 +185,29 @@ class Bound(NamedTuple):
         radius: largest L2 norm of a row of the result; inf: there is none.
         scale_: scale_(rows) -> Messages, the operator; it may overwrite the rows.
         law: length of the result as a function of the norm, for the functions in C; None: they are not used.
+        grid: grid that the result lies on; None: it is any numbers.
     """
 
     name: str
     radius: float
     scale_: Callable[[Tensor], Messages]
     law: Law | None = None
+    grid: Grid | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Returns the bounded rows, all new."""
         return self.scale_(rows.clone()).whole()
+
+    def on(self, grid: Grid | None) -> "Bound":
+        """Returns the same operator with its result rounded towards zero to a grid; None: as it is."""
+        if grid is None:
+            return self
+
+        def scale_(rows: Tensor) -> Messages:
+            found = self.scale_(rows)
+            return Messages(grid.truncate_(found.whole()), None, found.broken)
+
+        return self._replace(scale_=scale_, law=None, grid=grid)
 
     def track_(self, updates: Tensor, memory: Tensor, beta: float) -> Messages:
         """Computes Delta = bound(updates - memory) and moves memory <- memory + beta Delta, in place.

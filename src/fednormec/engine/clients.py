@@ -2,6 +2,7 @@
 round's messages. `tile` is what threads and Ray compute: some clients update, bound, remember and send."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -47,7 +48,13 @@ class Job(NamedTuple):
         algorithm = self.algorithm.prime if prime else self.algorithm
         assert algorithm is not None
         longest = math.inf if self.plan is None else self.plan.mechanism.radius
-        return Work(self.problem, algorithm, Adding(regroups(self.participation, self.problem), longest))
+        exactly = regroups(self.participation, self.problem)
+        return Work(self.problem, algorithm, Adding(exactly, longest, algorithm.bound.grid))
+
+    @property
+    def protocol(self) -> bool:
+        """True if the stages of secure aggregation run."""
+        return self.plan is not None and self.plan.mechanism.protocol
 
     @property
     def memory_shape(self) -> tuple[int, int]:
@@ -103,6 +110,29 @@ class Place(Protocol):
         ...
 
 
+class Paying:
+    """Payments of a round: each is one release, in the ledger before anything of it can be seen.
+
+    Args:
+        before_release: called before each release.
+        most: number of releases that the budget pays for; inf: there is no limit.
+    """
+
+    def __init__(self, before_release: Callable[[], None] = lambda: None, most: float = math.inf) -> None:
+        self._before_release, self._most, self.paid = before_release, most, 0
+
+    def pay(self) -> bool:
+        """Pays for one release; returns False, and does nothing, if the budget does not pay for it."""
+        if self.paid >= self._most:
+            return False
+        self._before_release()
+        self.paid += 1
+        return True
+
+
+FREE = Paying()
+
+
 class Exchanged(NamedTuple):
     """Content of an exchange: all that crosses to the server.
 
@@ -132,7 +162,7 @@ class Clients(Protocol):
 
     Attributes:
         memories: what is remembered of each client here.
-        noisy: whether clients add their noise themselves, so that what they send is a release.
+        noisy: whether clients add their noise themselves, so that what they send is a release, or their sum is.
     """
 
     @property
@@ -144,7 +174,9 @@ class Clients(Protocol):
         """Returns when a round can begin: before that nothing of it is paid for."""
         ...
 
-    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+    def exchange(
+        self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
+    ) -> Exchanged:
         """Exchanges the messages of one round and moves the memories.
 
         Args:
@@ -152,6 +184,7 @@ class Clients(Protocol):
             cohort: who computes, and who sends.
             moment: seed and number of the round.
             prime: whether this is the exact round before the first.
+            paying: pays for what clients release with their own noise, before any of it leaves them.
         """
         ...
 
@@ -226,6 +259,8 @@ def computed(
             messages = algorithm.client_(server, rows, updates)
         _require_fit(algorithm, messages, rows, problem.dim)
         messages = messages._replace(rows=messages.rows.detach())
+        if algorithm.bound.grid is not None:
+            messages = Messages(algorithm.bound.grid.truncated(messages), None, messages.broken)
         if len(broken):
             messages.rows[broken], rows[broken] = 0, kept
         return messages, len(broken) or len(messages.broken)

@@ -28,7 +28,7 @@ from fednormec.core.machine import keep_freed_memory
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Divisible, Metrics, Problem
 from fednormec.core.stages import Stage, looking, profiled
-from fednormec.engine.clients import Branch, Clients, Exchanged, Job, Work, add, added, tile, tiles
+from fednormec.engine.clients import FREE, Branch, Clients, Exchanged, Job, Paying, Work, add, added, tile, tiles
 from fednormec.engine.memories import Memories, Remembered, pieces
 from fednormec.engine.threads import compute_alone
 from fednormec.errors import UserError, WorkerLost, at_least_one, require_room, visible
@@ -60,6 +60,9 @@ class Ray(NamedTuple):
         """Raises UserError if Ray is missing, no cluster answers, or it cannot compute the job."""
         if self.workers is not None:
             at_least_one("workers", self.workers)
+        if job.protocol:
+            raise UserError("the stages of secure aggregation run in one process or in a federation, not on Ray: leave "
+                            "Ray out, or set privacy.protocol = false.")  # fmt: skip
         if find_spec("ray") is None:
             raise UserError("computing on Ray needs Ray: pip install 'fednormec[ray]'.")
         if job.x.device.type != "cpu":
@@ -110,7 +113,9 @@ class _There(NamedTuple):
     def ready(self) -> None:
         pass
 
-    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+    def exchange(
+        self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
+    ) -> Exchanged:
         """Numbers the tiles of a round over all clients; each worker adds up its own as far as it can."""
         import ray
 

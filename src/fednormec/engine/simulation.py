@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from fednormec.core.randomness import generator
 from fednormec.core.stages import stage
 from fednormec.core.vectors import same_bits
 from fednormec.engine.checking import require_keeps
-from fednormec.engine.clients import Clients, Job, Place
+from fednormec.engine.clients import Clients, Job, Paying, Place
 from fednormec.engine.figures import AVERAGED
 from fednormec.engine.planning import planned
 from fednormec.engine.round import Resumed, Round, Saved
@@ -74,7 +75,7 @@ def simulate(
     x, plan = problem.init(generator(seed, "init")), None
     if privacy is not None:
         plan = planned(problem, algorithm, rule, privacy, rounds)
-        rounds = plan.rounds
+        rounds, algorithm = plan.rounds, algorithm.on_grid(plan.mechanism.grid)
         require_keeps(algorithm, x)
     job, place = Job(problem, algorithm, rule, plan, seed, _starting_point(x, x0)), Threads() if on is None else on
     if resume is not None and resume.saved is not None:
@@ -92,6 +93,7 @@ class _Released(NamedTuple):
     cohort: Cohort
     left_out: int
     missed: int | None
+    releases: int
 
 
 def _rounds(
@@ -102,10 +104,10 @@ def _rounds(
     before_release: Callable[[int, Plan], None],
     resume: Resumed,
 ) -> Generator[Round, None, None]:
-    server, last = job.algorithm.start(job.x), rounds
+    server, budget = job.algorithm.start(job.x), math.inf
     done, in_vain, releases = resume.round, resume.in_vain, resume.spent
-    if job.plan is not None and job.plan.budget is not None:  # one release per round, and no more than it pays for
-        last = min(rounds, done + job.plan.rounds - releases)
+    if job.plan is not None and job.plan.budget is not None:
+        budget = job.plan.rounds
     m = job.problem.num_clients
     weights = job.participation.weights(m)
     if job.plan is not None:
@@ -115,10 +117,16 @@ def _rounds(
             server = _restored(resume.saved, clients, job.x.device)
         elif job.algorithm.prime is not None:
             server = _primed(job, job.algorithm.prime, clients, server)
-        for number in range(done + 1, last + 1):
+        for number in range(done + 1, rounds + 1):
+            if releases >= budget:  # a round is one release, or more where it takes several attempts
+                return
             clients.ready()
             with one_arithmetic_thread():
-                total, cohort, left_out, missed = _released(job, clients, server, number, before_release)
+                pay = (lambda: None) if job.plan is None else partial(before_release, number, job.plan)
+                paying = Paying(pay, budget - releases)
+                total, cohort, left_out, missed, paid = _released(job, clients, server, number, paying)
+                releases += paid
+                last = number == rounds or releases >= budget
                 with stage("server"):
                     server = job.algorithm.advance(server, (total / m).to(job.x.dtype), weights)
                     finite = bool(server.x.isfinite().all())
@@ -128,42 +136,40 @@ def _rounds(
             in_vain = in_vain + left_out if left_out == len(cohort.computing) else 0
             if job.plan is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
                 raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
-            due = evaluate_every is not None and (number % evaluate_every == 0 or number == last)
+            due = evaluate_every is not None and (number % evaluate_every == 0 or last)
             metrics = _evaluated(job, x, average, number) if due else None
-            releases += job.plan is not None
             yield Round(
                 number, server, clients.memories, cohort, left_out, in_vain, metrics, total, job.plan, releases,
-                number == last, missed, x, average,
+                last, missed, x, average,
             )  # fmt: skip
 
 
-def _released(
-    job: Job, clients: Clients, server: Server, number: int, before_release: Callable[[int, Plan], None]
-) -> _Released:
-    """Returns what the clients send in a round, with its noise; calls `before_release` before any of it leaves them."""
+def _released(job: Job, clients: Clients, server: Server, number: int, paying: Paying) -> _Released:
+    """Returns what the clients send in a round, with its noise, which is paid for before any of it leaves them."""
     m, plan = job.problem.num_clients, job.plan
     if plan is None:
         cohort = job.participation.draw(m, generator(job.seed, "cohort", number))
         total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
-        return _Released(total, cohort if answered is None else answered, left_out, missed)
-    cohort = plan.mechanism.cohort(job.seed, number)
-    if clients.noisy:  # what they send is the release
-        if plan.mechanism.trust != "local":
-            raise UserError(f"clients add noise of their own only with trust = 'local', not '{plan.mechanism.trust}'.")
-        before_release(number, plan)
+        return _Released(total, cohort if answered is None else answered, left_out, missed, 0)
+    mechanism = plan.mechanism
+    cohort = mechanism.cohort(job.seed, number)
+    own = mechanism.protocol or mechanism.trust == "local"  # whether clients may add noise of their own
+    if (clients.noisy and not own) or (mechanism.protocol and not clients.noisy):
+        raise UserError("clients add noise of their own only with trust = 'local', or where secure aggregation runs: "
+                        f"not with trust = '{mechanism.trust}' here.")  # fmt: skip
     told = [part.clone() for part in (server.x, server.memory, server.optimizer)]
-    total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
+    total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number), paying=paying)
     if not all(map(same_bits, (server.x, server.memory, server.optimizer), told)):
         raise BoundBroken(f"{job.algorithm.name} or the model wrote into the server's state from a client, beside the "
                           "messages. Nothing of this round was released.")  # fmt: skip
     cohort = cohort if answered is None else answered
     if not clients.noisy:
         with stage("noise"):
-            draw = plan.mechanism.noise(len(total), int(cohort.sending.sum()), job.seed, number)
+            draw = mechanism.noise(len(total), int(cohort.sending.sum()), job.seed, number)
             total += torch.as_tensor(draw, device=job.x.device)
         with stage("disk"):
-            before_release(number, plan)
-    return _Released(total, cohort, left_out, missed)
+            paying.pay()
+    return _Released(total, cohort, left_out, missed, paying.paid)
 
 
 def _evaluated(job: Job, x: Tensor, average: Tensor | None, number: int) -> Metrics:

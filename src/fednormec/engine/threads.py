@@ -15,9 +15,9 @@ from fednormec.core.local import Moment
 from fednormec.core.machine import keep_freed_memory, one_arithmetic_thread
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Problem
-from fednormec.engine.clients import Branch, Clients, Exchanged, Job, add, added, tile, tiles
+from fednormec.engine.clients import FREE, Branch, Clients, Exchanged, Job, Paying, Place, add, added, tile, tiles
 from fednormec.engine.memories import Memories
-from fednormec.errors import UserError, at_least_one
+from fednormec.errors import UserError, at_least_one, note
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,16 +95,28 @@ class Threads(NamedTuple):
     def check(self, job: Job) -> None:
         """Raises UserError if there can be no such threads, or if memories in a file are asked for beyond the CPU."""
         self.pool(job.problem)
+        if job.protocol:
+            _together().check(job)
         if self.memories_in is not None and job.x.device.type != "cpu":
             kind = job.x.device.type
             raise UserError(f"memories in a file are for the CPU, not for {kind}: keep them in memory.")
 
     @contextmanager
     def clients(self, job: Job) -> Iterator[Clients]:
-        """Opens the clients of a job."""
+        """Opens the clients of a job; where secure aggregation runs, they go through its stages one by one."""
+        if job.protocol:
+            with _together().clients(job) as clients:
+                yield clients
+            return
         memories, pool = Memories(job.memory_shape, job.x.dtype, job.x.device, self.memories_in), self.pool(job.problem)
         with pool.threads() as submit:
             yield _Here(job, pool, memories, submit)
+
+
+def _together() -> Place:
+    from fednormec.engine.together import Together  # its cryptography takes time to import
+
+    return Together(tell=note)
 
 
 def compute_alone() -> None:
@@ -125,7 +137,9 @@ class _Here(NamedTuple):
     def ready(self) -> None:
         pass
 
-    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+    def exchange(
+        self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
+    ) -> Exchanged:
         work = self.job.work(prime)
 
         def compute(some: list[Cohort]) -> list[Exchanged]:

@@ -53,6 +53,8 @@ class FederationSettings:
         report: whether each client tells the server, when the model is evaluated, how good it is on examples of the
             client's own that it holds out. These figures are exact, and no ε covers them.
         held_out: share of its examples that a client holds out, and never trains on, where it reports; None: 0.2.
+        keys: public keys of the clients, in their order, where messages leave them in secure aggregation only: each
+            knows by them whose masks and signatures it sees. `fednormec federation` writes them.
     """
 
     clients: Sequence[str]
@@ -66,6 +68,7 @@ class FederationSettings:
     test: str | None = None
     report: bool = False
     held_out: float | None = None
+    keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         require_names(self.clients)
@@ -272,16 +275,15 @@ def _federation(
     if settings.report:
         given.setdefault("problem", {})["per_client"] = True
     private = given.get("privacy", {})
-    if private.get("trust") == "local" and private.setdefault("draws", "server") != "server":
-        raise UserError("under trust = 'local' nobody trusts the server, which draws who is asked: leave "
+    if private.get("trust") == "secagg" and not private.setdefault("protocol", True):
+        raise UserError("under trust = 'secagg' a federation runs the protocol: leave privacy.protocol out.")
+    if private.get("trust") in ("local", "secagg") and private.setdefault("draws", "server") != "server":
+        raise UserError(f"under trust = '{private['trust']}' nobody trusts the server, which draws who is asked: leave "
                         "privacy.draws out.")  # fmt: skip
     experiment = assemble(given, data, folder)
     if experiment.algorithm.prime is not None:
         raise UserError("initial_memory = 'local_updates' is not for a federation: start from zero; warmup_rounds lets "
                         "the memories catch up.")  # fmt: skip
-    if experiment.privacy is not None and experiment.privacy.trust == "secagg":
-        raise UserError("secure aggregation comes later: choose privacy.trust = 'local' (each client adds its own "
-                        "noise) or 'central' (the server is trusted).")  # fmt: skip
     about = check("[federation]", config["federation"], FederationSettings)
     resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
     resolved |= {"data": encoding(config)} if encoding(config) else {}
@@ -305,6 +307,8 @@ def _agreed(config: Config) -> Config:
     parts["federation"] = {key: config["federation"].get(key) for key in shapes}
     if config["federation"].get("texts"):
         parts["federation"] |= {"texts": True}
+    if config.get("privacy", {}).get("protocol"):
+        parts["federation"] |= {"keys": config["federation"].get("keys")}
     if config["federation"].get("report"):
         parts["federation"] |= {"report": True, "held_out": config["federation"].get("held_out", HELD_OUT)}
         parts["run"]["evaluate_every"] = config["run"].get("evaluate_every")  # how often clients are asked

@@ -26,6 +26,7 @@ from fednormec.federation.messages import (
     MOST_SAID,
     REFUSED,
     REPORT,
+    STAGES,
     Refused,
     Reply,
     Report,
@@ -36,9 +37,11 @@ from fednormec.federation.messages import (
     report_bytes,
 )
 from fednormec.federation.releases import Releases
+from fednormec.federation.stages import Prepare, Prepared, Summing
 from fednormec.privacy.mechanism import Mechanism
 
 Answer = Callable[[Request], Reply]
+ABOUT_ONE = 512  # bytes that a stage of secure aggregation says about one client, at most
 MOST_TRAININGS = 100  # whose memories a client keeps: a server makes up their names
 
 
@@ -55,6 +58,10 @@ def client_of(
         budget: the ε that all that leaves its data may come to; None: what the agreement promises.
     """
     answer, (like, memory) = answering(federation, client, folder, tell, budget), _model_and_memory(federation)
+    released, summing = releases_of(federation, folder, budget), None
+    if together(federation) and released is not None:
+        prepare = preparing(federation, client, folder, tell)
+        summing = Summing(federation, client, folder, prepare, released, tell)
 
     def train(data: bytes) -> bytes:
         try:
@@ -80,6 +87,8 @@ def client_of(
         except Refused as why:
             tell(f"a request was not answered: {why}")
             return reply_bytes(Reply(0, b"", REFUSED, str(why)))
+        if kind in STAGES:
+            return train(data) if summing is None else summing.answer(data)
         return report(data) if kind == REPORT else train(data)
 
     return answered
@@ -88,7 +97,15 @@ def client_of(
 def longest_request(federation: Federation) -> int:
     """Returns how many bytes a request has, at most."""
     like, memory = _model_and_memory(federation)
-    return (len(like) + memory) * like.element_size() + LENGTH.size + MOST_SAID
+    about_all = ABOUT_ONE * len(federation.settings.clients) if together(federation) else 0
+    return (len(like) + memory) * like.element_size() + LENGTH.size + MOST_SAID + about_all
+
+
+def longest_answer(federation: Federation) -> int:
+    """Returns how many bytes an answer of a client has, at most."""
+    problem, algorithm, *_ = federation.experiment
+    about_all = ABOUT_ONE * len(federation.settings.clients) if together(federation) else 0
+    return 8 * algorithm.message_width(problem.dim) + MOST_SAID + about_all
 
 
 def _model_and_memory(federation: Federation) -> tuple[torch.Tensor, int]:
@@ -117,11 +134,11 @@ def releases_of(federation: Federation, folder: Path, budget: float | None = Non
     plan = federation.plan
     if budget is not None:
         positive("--budget", budget)
-    if plan is not None and plan.mechanism.trust == "local":
+    if plan is not None and (plan.mechanism.trust == "local" or plan.mechanism.protocol):
         return Releases(folder, federation.agreed, plan, budget)
     if budget is not None:
-        raise UserError("--budget is for clients that add their own noise (privacy.trust = 'local'): here the server "
-                        "keeps the count, or nobody does.")  # fmt: skip
+        raise UserError("--budget is for clients that add their own noise (privacy.trust = 'local' or 'secagg'): here "
+                        "the server keeps the count, or nobody does.")  # fmt: skip
     return None
 
 
@@ -137,10 +154,40 @@ def answering(
     A request is computed once: asked again, it gets the same answer. If the answer of a round did not count, the next
     request is computed from the memory before it. `tell` hears what is for the client's owner alone.
     """
-    released, store_of = releases_of(federation, folder, budget), stores_of(federation, folder)
-    local = None if released is None or federation.plan is None else federation.plan.mechanism
+    released = releases_of(federation, folder, budget)
+    local = None if federation.plan is None or federation.plan.mechanism.trust != "local" else federation.plan.mechanism
+    alone, prepare = not together(federation), preparing(federation, client, folder, tell)
 
     def answer(request: Request) -> Reply:
+        if request.sends and not alone:
+            return _refused(request, "a message leaves this client in secure aggregation only")
+        found = prepare(request)
+        if isinstance(found, Reply):
+            return found
+        store, before, kept = found
+        if request.sends and not kept.sent:
+            if released is not None and not released.reserve(request.run):
+                return _refused(request, "all messages that the privacy budget pays for have been sent")
+            kept = kept._replace(sent=1)
+        if kept is not before:
+            store.save(kept)
+        if released is not None and request.sends:
+            released.may_leave()
+        told = kept.left_out == 1 and local is None and alone  # what data did is for those alone who are trusted
+        return Reply(request.round, request.nonce, DONE, "", kept.message if request.sends else None, told)
+
+    return answer
+
+
+def preparing(federation: Federation, client: int, folder: Path, tell: Callable[[str], None]) -> Prepare:
+    """Returns the function by which a client computes what is asked for, or what it stored when it was asked before.
+
+    Nothing is stored by it, and nothing leaves.
+    """
+    store_of, plan = stores_of(federation, folder), federation.plan
+    local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
+
+    def prepare(request: Request) -> Prepared | Reply:
         if request.agreed != federation.agreed:
             return _refused(request, "the server has other settings than the federation.toml here")
         if not (request.run.isalnum() and request.run.isascii() and len(request.run) <= 64 and request.round):
@@ -161,18 +208,14 @@ def answering(
                 return _refused(request, "the method here broke its bound")
             if kept.left_out:
                 tell(f"what was computed in round {request.round} is not finite: it counts as a message of zeros")
-        if request.sends and not kept.sent:
-            if released is not None and not released.reserve(request.run):
-                return _refused(request, "all messages that the privacy budget pays for have been sent")
-            kept = kept._replace(sent=1)
-        if kept is not before:
-            store.save(kept)
-        if released is not None and request.sends:
-            released.may_leave()
-        told = kept.left_out == 1 and local is None  # what a client's data did is for those alone who are trusted
-        return Reply(request.round, request.nonce, DONE, "", kept.message if request.sends else None, told)
+        return Prepared(store, before, kept)
 
-    return answer
+    return prepare
+
+
+def together(federation: Federation) -> bool:
+    """Returns whether messages leave clients in secure aggregation only."""
+    return federation.plan is not None and federation.plan.mechanism.protocol
 
 
 def reported(federation: Federation, request: Request) -> Report:
@@ -193,11 +236,13 @@ def _computed(
     federation: Federation, client: int, request: Request, rows: torch.Tensor, local: Mechanism | None
 ) -> Kept:
     problem, algorithm, _, _, run, *_ = federation.experiment
+    grid = None if federation.plan is None else federation.plan.mechanism.grid
+    algorithm = algorithm.on_grid(grid)
     server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
     before, moment = rows.clone(), Moment(run.seed, request.round)
     messages, left_out = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
     if federation.plan is not None:
-        summed(algorithm, messages, rows.new_ones(1), Adding(longest=federation.plan.mechanism.radius))
+        summed(algorithm, messages, rows.new_ones(1), Adding(longest=federation.plan.mechanism.radius, grid=grid))
     message = messages.whole()[0]
     if local is not None:
         draw = local.noise(len(message), 1, run.seed, request.round, client)

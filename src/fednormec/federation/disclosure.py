@@ -7,12 +7,16 @@ DROP_OUTS = {
     "central": "a client that does not answer in time is not in the sum; the noise is, whatever arrives, and ε counts "
     "the client as drawn all the same. Taken to be so: whether a client answers depends on no other client's data but "
     "by way of what was released, and who answered stays with the server",
+    "secagg": "a client that goes missing is not in the sum, and ε counts it all the same; a sum over too few clients "
+    "is never opened, and each attempt at one counts as a release. Taken to be so: whether and when a client answers "
+    "does not depend on its data",
     "local": "a message that does not come is not seen, and ε counts it all the same. Taken to be so: whether and when "
     "a client answers does not depend on its data",
 }
 NETWORK = {
     "central": "whoever watches the network sees who is asked and who sends; ε counts on that staying secret, unless "
     "everyone takes part",
+    "secagg": "when a client answers, and how long it takes, and in which sums it is",
     "local": "when a client answers, and how long it takes",
 }
 REPORTS = (
@@ -23,8 +27,9 @@ HTTPS = "HTTPS; server and clients prove by their keys who they are, and each cl
 
 
 FLOWER = (
-    "Flower: a SuperLink and SuperNodes, which see every message, carry them; each client signs with its key for which "
-    "node it answers, and answers with its own copy of this program, unless its owner lets the app read the data"
+    "Flower: a SuperLink and SuperNodes, which see all that the server sees, carry the messages; each client signs "
+    "with its key for which node it answers, and answers with its own copy of this program, unless its owner lets the "
+    "app read the data"
 )
 
 

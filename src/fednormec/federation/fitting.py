@@ -9,7 +9,7 @@ from fednormec.federation.agreement import NAME, for_server
 from fednormec.privacy.outlook import ENOUGH, Outlook, outlook
 
 TEMPLATE = Path(__file__).with_name(NAME)
-TRUSTS = ("local", "central")
+TRUSTS = ("local", "secagg", "central")
 MOST = 1.0  # decisive ratio from which on nothing is promised: half of what a config of one's own is warned of
 # the method that bears most noise, and its server step where there is little noise and where there is much:
 # experiments/outlook, 60 rounds
@@ -21,7 +21,8 @@ def fitted(federation: Section, trust: str | None) -> Config:
 
     Args:
         federation: section [federation]: the clients, and the shapes of their examples.
-        trust: "local" (nobody is trusted) or "central" (the server is); None: no privacy at all.
+        trust: "local" (nobody is trusted with a message), "secagg" (nobody is, and the server sees sums alone) or
+            "central" (the server is); None: no privacy at all.
 
     Raises:
         UserError: if no model can be learnt with the noise that privacy needs. Then nothing is promised.
@@ -47,13 +48,24 @@ def _outlook(asked: Config, trust: str) -> Outlook:
 def _refusal(asked: Config, trust: str) -> str:
     clients, epsilon = len(asked["federation"]["clients"]), asked["privacy"]["epsilon"]
     least = {one: _least(_outlook(asked, one), clients) for one in TRUSTS}
-    other = "" if trust == "central" else f", {least['central']:,} with --trust central (if all trust the server)"
+    while _outlook(_with_clients(asked, least["secagg"]), "secagg").decisive >= MOST:
+        least["secagg"] += 1  # how many may drop out is a whole number
+    others = {
+        "secagg": f", {least['secagg']:,} with --trust secagg (if enough of them are there in every round)",
+        "central": f", {least['central']:,} with --trust central (if all trust the server)",
+    }
+    other = "".join(said for one, said in others.items() if TRUSTS.index(one) > TRUSTS.index(trust))
     return (
         f"nothing is promised to {clients} clients: the noise that ε = {epsilon:g} needs would leave them little or "
         f"nothing to learn from (noise to signal {_outlook(asked, trust).decisive:.2g}). It takes {least[trust]:,} "
         f"clients{other}; or settings of your own, CONFIG, with fewer parameters or a larger ε; or --not-private, with "
         "which the server sees exact messages."
     )
+
+
+def _with_clients(asked: Config, clients: int) -> Config:
+    names = [f"client-{number}" for number in range(clients)]
+    return asked | {"federation": asked["federation"] | {"clients": names}}
 
 
 def _least(found: Outlook, clients: int) -> int:

@@ -171,6 +171,9 @@ def _noise(plan: Plan | None) -> str:
         return "exact, without noise"
     m = plan.mechanism
     said = f"Gaussian noise of std {m.noise_std * m.radius:.3g} in every number"
+    if m.protocol:
+        return (f"before noise it is no longer than {m.radius:.3g}; it adds {said}, and masks that only the sum over "
+                f"{m.min_survivors} clients or more takes off")  # fmt: skip
     who = "it adds" if m.trust == "local" else "the server, which sees the exact message, adds to the sum"
     return f"before noise it is no longer than {m.radius:.3g}; {who} {said}"
 

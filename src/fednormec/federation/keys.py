@@ -112,6 +112,19 @@ def public_key(path: Path) -> Public:
     return _elliptic(path, key)
 
 
+def for_roster(key: Public) -> str:
+    """Returns a public key as all agree on it in federation.toml: its point, compressed, in hexadecimal digits."""
+    return key.public_bytes(form.Encoding.X962, form.PublicFormat.CompressedPoint).hex()
+
+
+def on_roster(text: str) -> Public:
+    """Returns the public key that federation.toml has; raises UserError if it is none."""
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), bytes.fromhex(text))
+    except ValueError as error:
+        raise UserError(f"'{text[:80]}' in [federation] keys is no public key: {error}.") from error
+
+
 def fingerprint(certificate: bytes | Public) -> bytes:
     """Returns the digest by which a client is known, of its public key or of a certificate for it in DER.
 

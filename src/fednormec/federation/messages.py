@@ -1,12 +1,14 @@
 """Requests and replies between server and client, as bytes: what is said, in JSON, and then the vectors.
 
-All that comes from the other side is checked here, and what is anything else than it should be is `Refused`. A secure
-aggregation would have its place here: it sends a masked vector in place of the message.
+All that comes from the other side is checked here, and what is anything else than it should be is `Refused`. The stages
+of secure aggregation have bytes of their own, which go here in an envelope.
 """
 
 import hashlib
 import json
+import re
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor
 from fednormec.errors import visible
 
 TRAIN, REPORT, OVER = "train", "report", "over"
+STAGES = ("keys", "shares", "masked", "agree", "unmask")  # of secure aggregation
 DONE, LOST, REFUSED, MISSED = "done", "lost", "refused", "missed"
 NUMPY: dict[torch.dtype, str] = {torch.float32: "<f4", torch.float64: "<f8"}
 MOST_TEXT = 300  # characters of another party's sentence that are repeated
@@ -83,6 +86,24 @@ class Reply(NamedTuple):
     left_out: bool = False
 
 
+class StageReply(NamedTuple):
+    """Answer of a client at a stage of secure aggregation.
+
+    Attributes:
+        nonce: the nonce of the attempt.
+        status: done, lost (its memory is not the one that was asked for) or refused.
+        why: a sentence why it was refused.
+        round: if the memory was lost, the last round after which the client has one.
+        body: what secure aggregation answers.
+    """
+
+    nonce: bytes
+    status: str = DONE
+    why: str = ""
+    round: int = 0
+    body: bytes = b""
+
+
 class Report(NamedTuple):
     """Answer of a client that is asked how good a model is.
 
@@ -148,11 +169,56 @@ def unframed(data: bytes, most: int = MOST_SAID) -> tuple[Said, bytes]:
     return said, data[end:]
 
 
-def request_bytes(request: Request, kind: str = TRAIN) -> bytes:
-    """Returns a request as bytes; `kind` is train or report."""
-    said = {name: getattr(request, name) for name in ("run", "agreed", "round", "base", "sends")}
+def request_bytes(request: Request, kind: str = TRAIN, attempt: int = 0, cohort: Iterable[int] = ()) -> bytes:
+    """Returns a request as bytes; `kind` is train, report, or the first stage of an attempt at a sum over a cohort."""
+    said: Said = {name: getattr(request, name) for name in ("run", "agreed", "round", "base", "sends")}
+    if kind == STAGES[0]:
+        said |= {"attempt": attempt, "cohort": f"{sum(1 << client for client in cohort):x}"}
     vectors = [request.x] if request.memory is None else [request.x, request.memory]
     return framed({"kind": kind, "nonce": request.nonce.hex(), **said}, *vectors)
+
+
+def cohort_in(data: bytes, clients: int) -> tuple[int, tuple[int, ...]]:
+    """Returns the number of the attempt and the clients of its cohort; raises Refused if they cannot be."""
+    said, _ = unframed(data)
+    text = _value(said, "cohort", str)
+    if not re.fullmatch("[0-9a-f]+", text) or len(text) > clients // 4 + 1 or int(text, 16) >> clients:
+        raise Refused("its cohort is not of this roster")
+    marks = int(text, 16)
+    return _count(said, "attempt"), tuple(client for client in range(clients) if marks >> client & 1)
+
+
+def stage_bytes(kind: str, nonce: bytes, body: bytes) -> bytes:
+    """Returns a request of a later stage of secure aggregation as bytes."""
+    return framed({"kind": kind, "nonce": nonce.hex()}) + body
+
+
+def read_stage(data: bytes) -> tuple[str, bytes, bytes]:
+    """Returns the stage, the nonce of the attempt and what is said in it; raises Refused if it is no such request."""
+    said, body = unframed(data)
+    kind = _value(said, "kind", str)
+    if kind not in STAGES:
+        raise Refused("nobody knows what is asked for")
+    return kind, _nonce(said), body
+
+
+def stage_reply_bytes(reply: StageReply) -> bytes:
+    """Returns the answer at a stage as bytes: of one that is done, few besides its body."""
+    said: Said = {"nonce": reply.nonce.hex(), "status": reply.status}
+    if reply.status != DONE:
+        said |= {"why": reply.why[:MOST_TEXT], "round": reply.round}
+    return framed(said) + reply.body
+
+
+def read_stage_reply(data: bytes) -> StageReply:
+    """Returns the answer at a stage that was sent; raises Refused if it is none."""
+    said, body = unframed(data)
+    status = _value(said, "status", str)
+    if status == DONE:
+        return StageReply(_nonce(said), DONE, body=body)
+    if status not in (LOST, REFUSED):
+        raise Refused("its status is unknown")
+    return StageReply(_nonce(said), status, visible(_value(said, "why", str), MOST_TEXT), _count(said, "round"))
 
 
 def read_request(data: bytes, size: int, memory: int, dtype: torch.dtype) -> Request:
@@ -208,9 +274,9 @@ def read_report(data: bytes) -> Report:
 
 
 def kind_of(data: bytes) -> str:
-    """Returns what a client is asked for: train, report or over; raises Refused if it is nothing of that kind."""
+    """Returns what a client is asked for: train, report, a stage or over; raises Refused if it is nothing of it."""
     kind = _value(unframed(data)[0], "kind", str)
-    if kind not in (TRAIN, REPORT, OVER):
+    if kind not in (TRAIN, REPORT, OVER, *STAGES):
         raise Refused("nobody knows what is asked for")
     return kind
 

@@ -27,6 +27,7 @@ from fednormec.federation.keys import (
     Public,
     certified_hosts,
     fingerprint,
+    for_roster,
     make_authority,
     make_request,
     make_server,
@@ -67,7 +68,8 @@ def make(
         targets: the shape of one example's target.
         tokens: whether inputs are whole numbers that name something.
         texts: whether inputs are texts.
-        trust: whom clients trust, where the settings are the package's own: "local", "central"; None: no privacy.
+        trust: whom clients trust, where the settings are the package's own: "local", "secagg", "central"; None: no
+            privacy.
     """
     require_names(names)
     host, _ = split_address(address)
@@ -100,6 +102,8 @@ def make(
         _copy_code(code, beside, folder)
         for name in names:
             _hand_over(folder, name, code)
+        if needs_keys(asked):
+            _write_settings(folder, asked)
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror or error}.") from error
     return folder
@@ -134,8 +138,8 @@ def remove(folder: Path, name: str) -> None:
     known("client in federation.toml", name, names)
     config["federation"]["clients"] = [other for other in names if other != name]
     for_server(config, folder)  # raises UserError now if nobody is left
-    _write_settings(folder, config)
     roster_file(folder, name).unlink(missing_ok=True)
+    _write_settings(folder, config)
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -160,7 +164,10 @@ def sign(folder: Path, request: Path) -> Path:
     old = folder / CLIENTS / name / CLIENT_KEY
     if old.exists() and fingerprint(private_key(old).public_key()) != fingerprint(key):
         old.unlink()  # nobody is let in with it any more; a memory that lies beside it stays
-    return _hand_over(folder, name, config.get("code", {}), key)
+    made = _hand_over(folder, name, config.get("code", {}), key)
+    if needs_keys(config):
+        _write_settings(folder, config)
+    return made
 
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
@@ -195,7 +202,16 @@ def _requested(request: Path, name: str) -> Public:
     return key
 
 
+def needs_keys(config: Config) -> bool:
+    """Returns whether the clients' keys are part of what all agree on, as secure aggregation needs them."""
+    return bool(config.get("privacy", {}).get("trust") == "secagg")
+
+
 def _write_settings(folder: Path, config: Config) -> None:
+    """Writes the settings, and the keys that are on the roster where they belong into them."""
+    if needs_keys(config):
+        files = (roster_file(folder, name) for name in config["federation"]["clients"])
+        config["federation"]["keys"] = [for_roster(public_key(file)) if file.exists() else "" for file in files]
     replace_text(folder / NAME, _text(config))
     for client in (folder / CLIENTS).iterdir() if (folder / CLIENTS).is_dir() else ():
         if client.is_dir():

@@ -14,7 +14,7 @@ from fednormec.privacy.calibrate import most_rounds
 from fednormec.privacy.labels import up
 from fednormec.privacy.mechanism import Plan
 
-Others = tuple[tuple[float, int], ...]
+Others = tuple[tuple[float, float, int], ...]  # mu, unlike and number of messages
 
 
 class Releases:
@@ -32,7 +32,7 @@ class Releases:
 
     def __init__(self, folder: Path, agreed: str, plan: Plan | None = None, budget: float | None = None) -> None:
         self.path, self._agreed, self._plan, self._budget = folder / "releases.json", agreed, plan, budget
-        self._mu = None if plan is None else _shift(plan)
+        self._mu, self._unlike = (None, 0.0) if plan is None else _shift(plan)
 
     @property
     def most(self) -> int:
@@ -50,11 +50,11 @@ class Releases:
     def epsilon(self, more: int = 0) -> float:
         """Returns the ε of all that left so far and of `more` messages under this agreement; inf if nothing holds."""
         every = self._load()
-        every[self._agreed] = every.get(self._agreed, NONE)._replace(mu=self._mu)
+        every[self._agreed] = every.get(self._agreed, NONE)._replace(mu=self._mu, unlike=self._unlike)
         every[self._agreed] = every[self._agreed]._replace(releases=every[self._agreed].releases + more)
         if self._plan is None or any(one.mu is None for one in every.values() if one.releases):
             return math.inf
-        return _together(tuple((one.mu or 0.0, one.releases) for one in every.values()), self._plan.delta)
+        return _together(tuple(one.counted for one in every.values()), self._plan.delta)
 
     def left(self) -> int:
         """Returns how many more messages the budget pays for, of those that the agreement has."""
@@ -72,7 +72,7 @@ class Releases:
         if mine.still_here != run:
             if mine.releases >= self._paid_for(every):
                 return False
-            self._store(_Released(mine.releases + 1, run, self._mu))
+            self._store(_Released(mine.releases + 1, run, self._mu, self._unlike))
         return True
 
     def may_leave(self) -> None:
@@ -114,8 +114,8 @@ class Releases:
             return self.most
         if self._budget is not None and any(one.releases and one.mu is None for one in every.values()):
             return 0  # no budget is kept any more
-        others = ((one.mu, one.releases) for agreed, one in every.items() if agreed != self._agreed and one.mu)
-        return _paid_for(tuple(others), self._mu, self.most, self._plan.delta, self._budget)
+        others = tuple(one.counted for agreed, one in every.items() if agreed != self._agreed and one.mu)
+        return _paid_for(others, (self._mu, self._unlike), self.most, self._plan.delta, self._budget)
 
     def _store(self, mine: "_Released") -> None:
         every = self._load() | {self._agreed: mine}
@@ -141,11 +141,18 @@ class _Released(NamedTuple):
         releases: number of them.
         still_here: the training whose last one is counted and still here.
         mu: shift/std of one of them; None if its noise protects nobody.
+        unlike: how unlike its noise is to continuous noise, as in `accounting.Hidden`.
     """
 
     releases: int
     still_here: str
     mu: float | None
+    unlike: float = 0.0
+
+    @property
+    def counted(self) -> tuple[float, float, int]:
+        """What accounting needs of them."""
+        return self.mu or 0.0, self.unlike, self.releases
 
 
 NONE = _Released(0, "", None)
@@ -153,30 +160,35 @@ NONE = _Released(0, "", None)
 
 def _possible(one: _Released) -> bool:
     known = one.mu is None or (isinstance(one.mu, float) and 0 < one.mu < math.inf)
-    return type(one.releases) is int and one.releases >= 0 and type(one.still_here) is str and known
+    alike = isinstance(one.unlike, float) and 0 <= one.unlike <= 1
+    return type(one.releases) is int and one.releases >= 0 and type(one.still_here) is str and known and alike
 
 
-def _shift(plan: Plan) -> float | None:
-    """Returns shift/std of one message, whoever decides who sends; None if its noise protects nobody."""
+def _shift(plan: Plan) -> tuple[float | None, float]:
+    """Returns shift/std of one message, whoever decides who sends, and how unlike its noise is to continuous noise.
+
+    None if its noise protects nobody.
+    """
     release = plan.mechanism.release()
     assert isinstance(release, Open) and release.weights == (1.0,), (
         "a client counts what it sends, whenever it is asked"
     )
-    return float(release.mus[0]) if plan.mechanism.secure and not plan.total_norm else None
+    protects = plan.mechanism.secure and not plan.total_norm
+    return (float(release.mus[0]) if protects else None), release.unlike
 
 
 @lru_cache(maxsize=8)
 def _together(sent: Others, delta: float) -> float:
     """Returns the ε of so many messages of each shift/std."""
     kinds = Counter[Release]()
-    for mu, count in sent:
-        kinds[Open((1.0,), (mu,))] += count
+    for mu, unlike, count in sent:
+        kinds[Open((1.0,), (mu,), unlike=unlike)] += count
     return epsilon_of_all(kinds, delta)
 
 
 @lru_cache(maxsize=8)
-def _paid_for(others: Others, mu: float, most: int, delta: float, budget: float | None) -> int:
-    """Returns how many messages of one shift/std a budget pays for besides those that others had."""
+def _paid_for(others: Others, mine: tuple[float, float], most: int, delta: float, budget: float | None) -> int:
+    """Returns how many messages of one kind (mu, unlike) a budget pays for besides those that others had."""
     if budget is None:  # Gaussians add up as their mu², and the agreement promises that of `most` messages
-        return max(0, math.floor(most - math.fsum(count * one**2 for one, count in others) / mu**2 + 1e-9))
-    return most_rounds(lambda count: _together((*others, (mu, count)), delta) <= budget, most)
+        return max(0, math.floor(most - math.fsum(count * one**2 for one, _, count in others) / mine[0] ** 2 + 1e-9))
+    return most_rounds(lambda count: _together((*others, (*mine, count)), delta) <= budget, most)

@@ -16,6 +16,7 @@ from fednormec.core.randomness import generator
 from fednormec.errors import Stopped, UserError
 from fednormec.federation.agreement import Federation, for_server, is_loopback, read_federation, split_address
 from fednormec.federation.bookkeeping import spent_and_to_come
+from fednormec.federation.client import longest_answer, together
 from fednormec.federation.disclosure import besides
 from fednormec.federation.ending import ending
 from fednormec.federation.exchange import Exchange
@@ -25,7 +26,6 @@ from fednormec.federation.joining import require_consent
 from fednormec.federation.keys import fingerprint, for_serving, public_key
 from fednormec.federation.log import INFO, Log
 from fednormec.federation.messages import (
-    MOST_SAID,
     REPORT,
     Refused,
     Reply,
@@ -36,6 +36,7 @@ from fednormec.federation.messages import (
 )
 from fednormec.federation.provision import roster_file
 from fednormec.federation.reports import Reporting, as_report
+from fednormec.federation.stages import SecureWire, keys_of
 from fednormec.federation.status import OVER, TRAINING, Board, showing, status_address
 from fednormec.federation.transport import RETURN, Link
 from fednormec.federation.wire import Wire
@@ -92,11 +93,10 @@ def _served(folder: Path, how: Serving, stop: Callable[[], bool], log: Log) -> d
 
     @contextmanager
     def https(federation: Federation) -> Iterator[Exchange]:
-        size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
         names = tuple(federation.settings.clients)
         where = _where(folder, how, federation.settings.address)
-        link = Link(names, lambda: roster(folder, names), federation.agreed, federation.terms, 8 * size + MOST_SAID,
-                    log, log.warn, Expiring.of_server(folder, log))  # fmt: skip
+        link = Link(names, lambda: roster(folder, names), federation.agreed, federation.terms,
+                    longest_answer(federation), log, log.warn, Expiring.of_server(folder, log))  # fmt: skip
         with link.listening(where):
             yield link
 
@@ -122,6 +122,8 @@ def train_over(
     federation = for_server(read_federation(folder), folder)
     plan = federation.plan
     require_consent(plan, how.not_private)
+    if together(federation):
+        keys_of(federation)  # raises UserError now if one is missing
     out = how.out or folder / RUN
     if finished(out) is not None:
         return go_on(out, how.quiet, site=Site(tell=log))  # notes that it has finished
@@ -199,8 +201,11 @@ def _trained(
         bodies.clear()
         return {client: understood(found.pop(client)) for client in list(found)}  # as bytes or as numbers, not as both
 
-    def wait(some: Set[int]) -> None:
-        _await(link, min(how.wait_for or 1, len(some)), stop, log, some)
+    def wait(some: Set[int], count: int) -> None:
+        _await(link, min(max(how.wait_for or 1, count), len(some)), stop, log, some)
+
+    def carry(bodies: Mapping[int, bytes]) -> dict[int, bytes]:
+        return link.ask(bodies, federation.settings.deadline, stop)
 
     def ask_for_reports(requests: Mapping[int, Request]) -> dict[int, Report | Refused]:
         bodies = {client: request_bytes(request, REPORT) for client, request in requests.items()}
@@ -211,9 +216,10 @@ def _trained(
     reports = Reporting(names, lambda: _training(out), federation.agreed, ask_for_reports, log.warn)
     where = shlex.quote(str(folder)) + (f" --out {shlex.quote(str(out))}" if how.out else "")
     command = "the same flwr run" if link.command is None else f"{link.command} {where}"
+    wire = Wire(names, lambda: _training(out), federation.agreed, ask, log.warn, wait, board.notice)
     site = Site(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
-        Wire(names, lambda: _training(out), federation.agreed, ask, log.warn, wait, board.notice),
+        SecureWire(wire, carry, keys_of(federation)) if together(federation) else wire,
         () if plan is None else besides(plan.mechanism, federation.settings.report, link.transport),
         command,
         how.forget_memories,

@@ -14,7 +14,7 @@ from fednormec.core.algorithm import Server
 from fednormec.core.local import Moment
 from fednormec.core.participation import Cohort
 from fednormec.core.vectors import norm_error, row_norms
-from fednormec.engine.clients import Clients, Exchanged, Job
+from fednormec.engine.clients import FREE, Clients, Exchanged, Job, Paying
 from fednormec.engine.memories import Memories
 from fednormec.errors import UserError
 from fednormec.federation.messages import LOST, MISSED, REFUSED, Refused, Reply, Request
@@ -22,7 +22,7 @@ from fednormec.privacy.mechanism import Mechanism
 
 Ask = Callable[[Mapping[int, Request]], Mapping[int, Reply | Refused]]
 Tell = Callable[[str], None]
-Wait = Callable[[Set[int]], None]
+Wait = Callable[[Set[int], int], None]
 Notice = Callable[[int, str, str], None]
 UNLUCKY = 1e-15  # probability that an honest noisy message is refused for its length
 
@@ -36,7 +36,7 @@ class Wire(NamedTuple):
         agreed: digest of what all must agree on.
         ask: sends each client its request and returns what was answered in time.
         tell: called with what the server's operator should know.
-        wait: returns when one of these clients is there.
+        wait: returns when so many of these clients are there.
         notice: called with a client, MISSED, REFUSED or LOST, and why, each time; `tell` hears the first of the last
             two kinds.
     """
@@ -46,7 +46,7 @@ class Wire(NamedTuple):
     agreed: str
     ask: Ask
     tell: Tell
-    wait: Wait = lambda some: None
+    wait: Wait = lambda some, count: None
     notice: Notice = lambda client, kind, why: None
 
     def check(self, job: Job) -> None:
@@ -57,10 +57,10 @@ class Wire(NamedTuple):
     @contextmanager
     def clients(self, job: Job) -> Iterator[Clients]:
         """Opens the clients of a job."""
-        yield _Remote(self, self.run(), job)
+        yield Remote(self, self.run(), job)
 
 
-class _Remote:
+class Remote:
     """Clients of a federation.
 
     What is remembered of each here is the last round of it that counts: in which the server took its message, or heard
@@ -74,24 +74,27 @@ class _Remote:
         self.noisy = mechanism is not None and mechanism.trust == "local"
         self._longest = longest(job.algorithm.bound.radius, self._size, mechanism if self.noisy else None)
         self.memories = Memories((len(wire.names), 1), torch.float64)
+        self.needed = 1  # clients without whom no round begins
+        self._grid = job.algorithm.bound.grid if mechanism is not None and mechanism.trust == "central" else None
         self._aside: set[int] = set()
         self._told: set[tuple[int, str]] = set()
 
     def ready(self) -> None:
-        """Returns when one client is there that can take part: a round without any would be paid for in vain."""
-        if len(self._aside) == len(self._wire.names):
-            raise UserError("no client has the memory that the server counts on: serve with --forget-memories to let "
-                            "all memories start over.")  # fmt: skip
-        self._wire.wait(set(range(len(self._wire.names))) - self._aside)
+        """Returns when enough clients are there that can take part: a round without would be paid for in vain."""
+        left = len(self._wire.names) - len(self._aside)
+        if left < self.needed:
+            who = "no client has" if not left else f"only {left} of the {self.needed} clients that a sum needs have"
+            raise UserError(f"{who} the memory that the server counts on: serve with --forget-memories to let all "
+                            "memories start over.")  # fmt: skip
+        self._wire.wait(set(range(len(self._wire.names))) - self._aside, self.needed)
 
-    def exchange(self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False) -> Exchanged:
+    def exchange(
+        self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
+    ) -> Exchanged:
         assert not prime, "a federation starts from zero"
-        counted = self.memories.rows[:, 0]
-        requests = {
-            client: self._request(server, moment.round, int(counted[client]), sends)
-            for client, sends in zip(cohort.computing.tolist(), cohort.sending.tolist(), strict=True)
-            if client not in self._aside
-        }
+        if self.noisy:
+            paying.pay()
+        counted, requests = self.memories.rows[:, 0], self._requests(server, cohort, moment)
         total = torch.zeros(self._size, dtype=torch.float64)
         heard = dict[int, bool]()  # who answered, and whether a message of it was added
         left_out, replies = 0, self._wire.ask(requests)
@@ -110,12 +113,21 @@ class _Remote:
                 heard[client] = False
                 continue
             if message is not None:
-                total += message.double()
+                total += message.double() if self._grid is None else self._grid.truncate_(message.double())
             counted[client] = moment.round
             heard[client] = request.sends
             left_out += isinstance(reply, Reply) and reply.left_out
         answered = Cohort(np.array(list(heard), np.int64), np.array(list(heard.values()), bool))
         return Exchanged(total, left_out, answered, len(cohort.computing) - len(heard))
+
+    def _requests(self, server: Server, cohort: Cohort, moment: Moment) -> dict[int, Request]:
+        """Returns what each client of a cohort is asked, but for those that are set aside."""
+        counted = self.memories.rows[:, 0]
+        return {
+            client: self._request(server, moment.round, int(counted[client]), sends)
+            for client, sends in zip(cohort.computing.tolist(), cohort.sending.tolist(), strict=True)
+            if client not in self._aside
+        }
 
     def _request(self, server: Server, round: int, base: int, sends: bool) -> Request:
         memory = server.memory if self._algorithm.reads_memory else None

@@ -14,6 +14,7 @@ import takes seconds.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -25,6 +26,7 @@ from scipy.special import log_ndtr, logsumexp
 from scipy.stats import binom
 
 from fednormec.privacy import composition
+from fednormec.privacy.grid import smoothed
 from fednormec.privacy.round_loss import REACH, RoundLoss, gaussian, mirrored, on_grid, subsampled
 
 Accountant = Literal["pld", "rdp"]
@@ -32,6 +34,9 @@ TIGHT = 1e-30  # for a smaller δ what is cut off of every round can count, and 
 LOG_IGNORED = math.log(1e-50)  # counted in full as δ
 LARGEST_WIDTH = 32.0  # e^width must be a number
 CLOSEST = 1e-9  # relative width at which a search ends
+NEXT_TO_NOTHING = (
+    1e-15  # distance below which the sum of several noises on a grid is one noise, for all that is counted
+)
 MOST_EXCESS, MOST_GUESSED = 1e6, 1e300  # limits of numbers that a search interpolates between, and of where it begins
 RENYI_ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
@@ -43,11 +48,14 @@ class Hidden(NamedTuple):
         p: probability that it is.
         mu: radius/std.
         mirrored: whether the neighbour sends the opposite instead of nothing.
+        unlike: distance in total variation between the round and this release, all of it counted: noise on a grid is
+            not quite the rounding of continuous noise.
     """
 
     p: float
     mu: float
     mirrored: bool = False
+    unlike: float = 0.0
 
 
 class Open(NamedTuple):
@@ -57,11 +65,13 @@ class Open(NamedTuple):
         weights: probability of each noise level.
         mus: shift/std at each noise level.
         unsure: probability per round of cases nobody looked into, all of it counted as δ.
+        unlike: as in `Hidden`.
     """
 
     weights: tuple[float, ...]
     mus: tuple[float, ...]
     unsure: float = 0.0
+    unlike: float = 0.0
 
 
 Release = Hidden | Open
@@ -76,6 +86,14 @@ def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant 
     """
     if rounds == 0:
         return 0.0
+    if release.unlike:
+        plain = _alike(release)
+        found = smoothed(lambda left: epsilon(plain, rounds, left, accountant), delta, rounds * release.unlike)
+        # e^ε times the distance outgrows δ where ε is large; Rényi's divergences of discrete Gaussians are no larger
+        # than those of continuous ones (Canonne, Kamath and Steinke 2020), so that nothing is to be added there
+        if math.isfinite(found) or release.unlike > NEXT_TO_NOTHING:
+            return found
+        return _renyi_epsilon(plain if isinstance(plain, Open) else _unamplified(plain), rounds, delta)
     if accountant == "rdp":
         return _renyi_epsilon(release, rounds, delta)
     release = _computable(release)
@@ -91,6 +109,9 @@ def delta(release: Release, rounds: int, epsilon: float) -> float:
     """Returns the δ at this ε after `rounds` such releases, an upper bound."""
     if rounds == 0:
         return 0.0
+    if release.unlike:
+        unlike = rounds * release.unlike * (1 + math.exp(min(epsilon, 700.0)))
+        return min(1.0, delta(_alike(release), rounds, epsilon) + unlike)
     release = _computable(release)
     if isinstance(release, Open) and len(release.mus) == 1:
         return min(1.0, math.exp(_log_delta_open(release, rounds, epsilon)) + rounds * release.unsure)
@@ -107,6 +128,10 @@ def tuned_epsilon(release: Release, rounds: int, delta: float, mean_runs: float,
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
     from dp_accounting.rdp import RdpAccountant
 
+    if release.unlike:  # as many runs on average, each with as many rounds
+        plain = _alike(release)
+        distance = mean_runs * rounds * release.unlike
+        return smoothed(lambda left: tuned_epsilon(plain, rounds, left, mean_runs, shape), delta, distance)
     event = _event(release)
     if event is None:
         return math.inf
@@ -122,6 +147,12 @@ def epsilon_of_all(releases: Mapping[Release, int], delta: float) -> float:
     Gaussians that everyone takes part in are one Gaussian, mu² = Σ rounds mu²; several kinds that are left are composed
     on one grid. Where numbers would not do, it is the sum of what each costs at its share of δ.
     """
+    distance = math.fsum(rounds * release.unlike for release, rounds in releases.items())
+    if distance:
+        plain = Counter[Release]()
+        for release, rounds in releases.items():
+            plain[_alike(release)] += rounds
+        return smoothed(lambda left: epsilon_of_all(plain, left), delta, distance)
     kinds = _with_one_gaussian({release: rounds for release, rounds in releases.items() if rounds})
     if len(kinds) < 2:
         return math.fsum(epsilon(release, rounds, delta) for release, rounds in kinds.items())
@@ -142,6 +173,10 @@ def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
         outside = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
         logs = inside + np.log1p(-np.exp(np.minimum(outside - inside, 0.0)))
     return np.where(np.isfinite(inside), logs, -np.inf)
+
+
+def _alike(release: Release) -> Release:
+    return release._replace(unlike=0.0)
 
 
 def _event(release: Release) -> Any:

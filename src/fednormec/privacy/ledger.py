@@ -140,17 +140,20 @@ def read_ledger(path: Path | str) -> Spent:
 
 def _release(facts: Any) -> Release:
     """Returns what one release was; raises ValueError if it cannot have been one."""
-    if facts["kind"] == "hidden":
+    kind, unlike = facts["kind"], float(facts.get("unlike", 0.0))
+    if not 0 <= unlike <= 1:
+        raise ValueError("no release is so unlike another")
+    if kind == "hidden":
         p, mu, mirrored = facts["p"], facts["mu"], facts["mirrored"]
         if not (0 < p < 1 and 0 < mu < math.inf and isinstance(mirrored, bool)):
             raise ValueError("no release has such a p, mu or mirrored")
-        return Hidden(float(p), float(mu), mirrored)
-    if facts["kind"] != "open":
-        raise ValueError(f"a release of kind {facts['kind']!r} is unknown")
+        return Hidden(float(p), float(mu), mirrored, unlike)
+    if kind != "open":
+        raise ValueError(f"a release of kind {kind!r} is unknown")
     weights, mus, unsure = tuple(map(float, facts["weights"])), tuple(map(float, facts["mus"])), float(facts["unsure"])
     possible = (
         weights and len(weights) == len(mus) and all(w >= 0 for w in weights) and all(0 < m < math.inf for m in mus)
     )
     if not (possible and unsure >= 0 and 0 < math.fsum(weights) + unsure <= 1 + 1e-9):
         raise ValueError("no release has such weights, mus or unsure")
-    return Open(weights, mus, unsure)
+    return Open(weights, mus, unsure, unlike)

@@ -7,20 +7,28 @@ from typing import Literal
 import numpy as np
 from scipy.stats import binom
 
+from fednormec.core.bounds import BITS, Grid, grid_for
+from fednormec.core.discrete import discrete_gaussian
 from fednormec.core.participation import Cohort, Participation
-from fednormec.core.randomness import SecureSource, Source, generator
+from fednormec.core.randomness import SecureSource, Source, generator, words_of
 from fednormec.errors import UserError, at_least_one, non_negative, one_of, positive
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Accountant, Hidden, Open, Release
 from fednormec.privacy.calibrate import least_noise, most_rounds, paper_noise_std
+from fednormec.privacy.grid import LEAST_SIGMA, gap
 from fednormec.privacy.labels import NOT_PRIVATE
 
 Trust = Literal["central", "secagg", "local"]
 Adjacency = Literal["zero_out", "replace_one"]
 Draws = Literal["honest", "server"]
+Noise = Literal["continuous", "discrete"]
 TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
 ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
+NOISES: tuple[Noise, ...] = ("continuous", "discrete")
 PAPER, TOTAL_NORM = "paper", "total_norm"
+LEAST_UNITS = 16.0  # of noise on a grid: from here on the sum of several noises is one noise, for all that is counted
+FEWEST_BITS, WORD = 16, 32  # of units in the radius, and of a number that secure aggregation adds up
+SURVIVE = 0.7  # share of the senders without whom a sum is not opened, by default
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e12
 MOST = 10**9  # beyond it binomial tails are no longer numbers
 LEAST_DELTA = 1e-300  # below it probabilities are no longer numbers
@@ -41,11 +49,19 @@ class Privacy:
         adjacency: "zero_out" (a client's messages become 0) or "replace_one" (they become any others).
         colluders: number of clients who tell the server their own noise; matters in secagg.
         min_cohort: in secagg, a round with fewer senders is called off.
+        protocol: in secagg, whether the stages of secure aggregation really run: clients draw their own noise and mask
+            their messages, and the server opens the sum alone. Noise and keys then come from the operating system, and
+            ε is that of clients that are asked in every round by a server that nobody trusts. False: only its noise and
+            its ε are those of secure aggregation, and the server here adds up what it sees.
+        min_survivors: with the protocol, number of messages in a sum, at least, which clients enforce; ε counts on
+            their noise. None: 70 % of those that are drawn, rounded up, and at least 2.
         tuning_runs: number of runs on the same clients that the ε must cover, this one included.
         calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
         noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT
             PRIVATE.
         randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
+        noise: "discrete" (whole numbers on a grid, to which messages are rounded: nothing shows in low bits) or
+            "continuous" (floating-point numbers). None: discrete where noise comes from the operating system.
         stream: seeded runs with the same seed and different streams draw cohorts and noise of their own; with one
             stream they share them, and what one publishes undoes the noise of the other.
         settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
@@ -68,6 +84,9 @@ class Privacy:
     stream: int = 0
     settings_from_data: bool = False
     draws: Draws = "honest"
+    noise: Noise | None = None
+    protocol: bool = False
+    min_survivors: int | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is not None:
@@ -82,11 +101,34 @@ class Privacy:
         one_of("calibration", self.calibration, ("exact", PAPER))
         one_of("noise_scale", self.noise_scale, ("per_coordinate", TOTAL_NORM))
         one_of("randomness", self.randomness, ("seeded", "secure"))
+        if self.noise is not None:
+            one_of("noise", self.noise, NOISES)
+        if self.protocol and self.trust != "secagg":
+            raise UserError(f"protocol = true is for trust = 'secagg', whose stages it runs; not for '{self.trust}'.")
+        if self.protocol and self.noise == "continuous":
+            raise UserError("secure aggregation adds whole numbers: leave privacy.noise out, or set it to 'discrete'.")
+        if self.min_survivors is not None:
+            if not self.protocol:
+                raise UserError("min_survivors is for secure aggregation that really runs: set protocol = true, or "
+                                "leave it out.")  # fmt: skip
+            if type(self.min_survivors) is not int or self.min_survivors < 2:
+                raise UserError(f"min_survivors must be a whole number from 2 on, not {self.min_survivors!r}: the sum "
+                                "over one is its message.")  # fmt: skip
         if self.calibration == PAPER and (self.epsilon is None or self.noise_std is not None):
             raise UserError("calibration = 'paper' computes the noise from epsilon: give epsilon and no noise_std.")
         if self.noise_scale == TOTAL_NORM and self.calibration != PAPER and self.noise_std is None:
             raise UserError("noise_scale = 'total_norm' is not private, so nothing can be calibrated for it: give "
                             "noise_std, or calibration = 'paper'.")  # fmt: skip
+
+    @property
+    def secure(self) -> bool:
+        """True if noise and cohorts come from the operating system."""
+        return self.randomness == "secure" or self.protocol
+
+    @property
+    def discrete(self) -> bool:
+        """True if messages and noise are whole numbers on a grid."""
+        return self.secure if self.noise is None else self.noise == "discrete"
 
 
 @dataclass(frozen=True)
@@ -111,6 +153,10 @@ class Mechanism:
             were really added.
         stream: seeded runs with the same seed and different streams draw cohorts and noise of their own.
         draws: "honest" or "server", as in `Privacy`.
+        grid_dim: number of coordinates of a message, where messages and noise are whole numbers on a grid; 0: noise is
+            continuous.
+        protocol: whether the stages of secure aggregation run, as in `Privacy`.
+        min_survivors: with the protocol, number of messages in a sum, at least.
     """
 
     num_clients: int
@@ -125,6 +171,9 @@ class Mechanism:
     rounding: float = 0.0
     stream: int = 0
     draws: Draws = "honest"
+    grid_dim: int = 0
+    protocol: bool = False
+    min_survivors: int = 0
 
     def __post_init__(self) -> None:
         m = at_least_one("the number of clients", self.num_clients)
@@ -139,9 +188,11 @@ class Mechanism:
         one_of("trust", self.trust, TRUSTS)
         one_of("adjacency", self.adjacency, ADJACENCIES)
         one_of("draws", self.draws, ("honest", "server"))
-        if self.draws == "server" and self.trust != "local":
+        if self.draws == "server" and self.trust != "local" and not self.protocol:
             raise UserError("draws = 'server' is for trust = 'local': in central the server is trusted to draw, and in "
-                            "secagg nothing is known of one that draws as it likes.")  # fmt: skip
+                            "secagg nothing is known of one that draws as it likes, unless the protocol really runs."
+                            )  # fmt: skip
+        non_negative("grid_dim", self.grid_dim)
         self.participation.rate(m)  # says so if the rule does not fit the number of clients
         if self.trust == "secagg" and m == 1:
             raise UserError("secure aggregation needs at least 2 clients: the sum over one is its message; "
@@ -153,6 +204,34 @@ class Mechanism:
         if self.min_cohort > 1 and self.trust != "secagg":
             raise UserError("min_cohort belongs to trust = 'secagg': elsewhere calling a round off would tell who was "
                             "drawn, or gain nothing.")  # fmt: skip
+        if self.protocol:
+            self._require_protocol()
+
+    def _require_protocol(self) -> None:
+        """Raises UserError if the stages of secure aggregation cannot run so, or hide no client's message."""
+        m, least = self.num_clients, self.min_survivors
+        if self.trust != "secagg" or not self.grid_dim or not self.secure or self.draws != "server":
+            raise UserError("the protocol is for trust = 'secagg', secure noise on a grid, and a server that draws as "
+                            "it likes.")  # fmt: skip
+        if not 2 <= least <= m:
+            raise UserError(f"min_survivors must be at least 2 and at most the {m} clients, not {least}.")
+        if self.colluders >= least:
+            raise UserError(f"{self.colluders} colluders could be all of the {least} clients in a sum: more must "
+                            "survive (min_survivors), or fewer collude.")  # fmt: skip
+
+    @property
+    def grid(self) -> Grid | None:
+        """Grid of messages and noise; None where noise is continuous.
+
+        A radius has up to 2^20 units, and fewer where the sum of all clients would not fit into 32 bits: a sum that
+        does not fit costs accuracy, never privacy.
+        """
+        if not self.grid_dim:
+            return None
+        bits, spread = BITS, self.num_clients + 10 * self.noise_std * math.sqrt(self.num_clients)
+        while self.protocol and bits > FEWEST_BITS and spread * 2**bits >= 2 ** (WORD - 1):
+            bits -= 1
+        return grid_for(self.radius, bits)
 
     @property
     def p(self) -> float:
@@ -171,13 +250,14 @@ class Mechanism:
             seed: seed of the run; a secure mechanism takes none.
             round: number of the round.
         """
-        return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), self.min_cohort)
+        least = max(self.min_cohort, self.min_survivors)
+        return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), least)
 
     def noise(self, dim: int, senders: int, seed: int, round: int, client: int | None = None) -> np.ndarray:
         """Draws the noise in a round's sum, float64 (dim,): one draw in central, also when nobody was drawn.
 
         In secagg and local every sender adds its own; only their sum is used here, so one draw of √senders times the
-        std is made in place of many: the same law.
+        std is made in place of many: the same law (on a grid, as near to it as accounting counts with).
 
         Args:
             dim: number of coordinates.
@@ -186,13 +266,31 @@ class Mechanism:
             round: number of the round.
             client: number of a client that adds its own noise; None: the noise of all.
         """
+        source = self._source(seed, "noise", round, *(() if client is None else (client,)))
+        if self.grid is not None:
+            return self._units(self.grid, dim, senders, source) * self.grid.unit
         scale = self.noise_std * self.radius * (1 + self.rounding)
         if self.trust != "central":
             scale *= math.sqrt(senders)
         with np.errstate(over="ignore"):  # an absurd std ends as a model that is not finite, which the engine says
-            own = () if client is None else (client,)
-            draw: np.ndarray = scale * self._source(seed, "noise", round, *own).standard_normal(dim)
+            draw: np.ndarray = scale * source.standard_normal(dim)
         return draw
+
+    def own_noise(self, dim: int) -> np.ndarray:
+        """Draws the noise that one client adds to its message in secure aggregation, in units, int64 (dim,).
+
+        Args:
+            dim: number of coordinates.
+        """
+        assert self.grid is not None and self.secure
+        return self._units(self.grid, dim, 1, SecureSource())
+
+    def _units(self, grid: Grid, dim: int, senders: int, source: Source) -> np.ndarray:
+        """Draws discrete noise, in units of the grid, int64 (dim,): zero where nobody adds any."""
+        several = 1.0 if self.trust == "central" else math.sqrt(senders)
+        if not several:
+            return np.zeros(dim, np.int64)
+        return discrete_gaussian(words_of(source), self.noise_std * grid.steps * several, dim)
 
     @property
     def variance(self) -> float:
@@ -211,13 +309,37 @@ class Mechanism:
 
     def release(self) -> Release:
         """Returns one round as the accountant sees it."""
-        shift, p, std = (2.0 if self.adjacency == "replace_one" else 1.0), self.p, self.noise_std
-        if self.trust == "central":
-            return Open((1.0,), (shift / std,)) if p == 1 else Hidden(p, 1 / std, self.adjacency == "replace_one")
-        if self.trust == "local":
-            return Open((p,), (shift / std,))
+        shift, p = (2.0 if self.adjacency == "replace_one" else 1.0), self.p
+        if self.trust != "secagg":
+            std, unlike = float(self._accounted(1)), self._unlike(1, 1)
+            if self.trust == "local" or p == 1:
+                return Open((p,), (shift / std,), unlike=unlike)
+            return Hidden(p, 1 / std, self.adjacency == "replace_one", unlike)
         honest, weights, unsure = self._honest_senders()
-        return Open(tuple(weights.tolist()), tuple((shift / (std * np.sqrt(honest))).tolist()), unsure)
+        mus = shift / self._accounted(honest)
+        return Open(
+            tuple(weights.tolist()), tuple(mus.tolist()), unsure, self._unlike(int(honest.min()), int(honest.max()))
+        )
+
+    def _accounted(self, noises: int | np.ndarray) -> np.ndarray:
+        """Returns the std of the continuous noise that so many noises are accounted as, relative to the radius.
+
+        On a grid it is that whose rounding they are next to: its variance is 1/12 less, in units (privacy.grid).
+        """
+        variance = self.noise_std**2 * np.asarray(noises, float)
+        if self.grid is not None:
+            variance = variance - np.minimum(1 / (12 * self.grid.steps**2), 0.75 * variance)  # far below 2 units
+        return np.sqrt(variance)
+
+    def _unlike(self, fewest: int, most: int) -> float:
+        """Bounds how unlike noise on a grid and the rounding of continuous noise are, from fewest to most noises."""
+        if self.grid is None:
+            return 0.0
+        sigma = self.noise_std * self.grid.steps
+        if sigma < LEAST_SIGMA:
+            return 1.0
+        several = gap(sigma, self.grid_dim, most) if most > fewest else 0.0
+        return min(1.0, gap(sigma, self.grid_dim, fewest) + several)
 
     def epsilon(self, rounds: int, delta: float, accountant: Accountant = "pld") -> float:
         """Returns the ε at this δ after so many rounds.
@@ -290,6 +412,8 @@ class Mechanism:
         and show up whenever that helps a round past min_cohort.
         """
         m, t, p = self.num_clients, self.colluders, self.p
+        if self.protocol:
+            return np.array([self.min_survivors - t]), np.ones(1), 0.0
         if self.participation.select is not None:
             at_least = max(self.participation.least(m), self.min_cohort)
             return np.array([max(1, at_least - t)]), np.ones(1), 0.0
@@ -366,8 +490,9 @@ def plan(
     """
     mechanism = Mechanism(
         num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
-        asked.adjacency, asked.colluders, asked.min_cohort, asked.randomness == "secure", rounding,
-        asked.stream, asked.draws,
+        asked.adjacency, asked.colluders, asked.min_cohort, asked.secure, 0.0 if asked.discrete else rounding,
+        asked.stream, "server" if asked.protocol else asked.draws, dim if asked.discrete else 0, asked.protocol,
+        least_survivors(asked, num_clients, participation),
     )  # fmt: skip
     before, paper = (asked.tuning_runs - 1) * rounds, asked.calibration == PAPER
     budget = None if paper else asked.epsilon
@@ -380,6 +505,10 @@ def plan(
     if asked.noise_scale == TOTAL_NORM:
         std = mechanism.noise_std / math.sqrt(dim)
         mechanism = replace(mechanism, noise_std=require_noise(std, "noise by total norm", "more noise"))
+    if mechanism.grid is not None and mechanism.noise_std * mechanism.grid.steps < LEAST_UNITS:
+        raise UserError(f"noise of std {mechanism.noise_std:g} is too little for a grid: it needs "
+                        f"{LEAST_UNITS / mechanism.grid.steps:.2g} at least; ask for more noise, or for "
+                        "privacy.noise = 'continuous'.")  # fmt: skip
     if budget is not None and asked.noise_std is not None:
         affordable = max(0, mechanism.affordable(before + rounds, budget, asked.delta) - before)
         if not affordable:
@@ -393,6 +522,15 @@ def plan(
         mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM,
         asked.settings_from_data, dim,
     )  # fmt: skip
+
+
+def least_survivors(asked: Privacy, num_clients: int, participation: Participation) -> int:
+    """Returns the number of messages that a sum must have where the protocol runs; 0 where it does not."""
+    if not asked.protocol:
+        return 0
+    if asked.min_survivors is not None:
+        return asked.min_survivors
+    return max(2, math.ceil(SURVIVE * participation.rate(num_clients) * num_clients - 1e-9))
 
 
 def require_noise(std: float, by: str, instead: str) -> float:

@@ -25,6 +25,15 @@ TRUST = {
     "local": "nobody is trusted with an exact message: each sender adds its own noise, and the server may see every "
     "noisy message and who sent it",
 }
+PROTOCOL = (
+    "nobody is trusted with a message: each sender adds its own noise, and the server learns sums over at least "
+    "{least} messages, which the senders enforce, and nothing of a single one"
+)
+ASSUMED = (
+    "what secure aggregation takes to be so: its cryptography (X25519, HKDF, AES, ECDSA, SHA-256) and its programs "
+    "hold, the clients' keys are theirs alone, and no more of them collude with the server, or leave out their noise, "
+    "than the statement says"
+)
 DRAWS = {"honest": "; who takes part is drawn honestly", "server": "; it may ask whom it likes, as often as it likes"}
 LARGE = 20.0  # e^20 is half a billion: from here on a statement says so
 SAMPLING = {
@@ -91,6 +100,11 @@ def state(
         "draws": mechanism.draws,
         "colluders": mechanism.colluders,
         "min_cohort": mechanism.min_cohort,
+        "protocol": mechanism.protocol,
+        "min_survivors": mechanism.min_survivors,
+        "noise": "continuous" if mechanism.grid is None else "discrete",
+        "unit_of_grid": None if mechanism.grid is None else mechanism.grid.unit,
+        "unlike": mechanism.release().unlike,
         "rounds": rounds,
         "rounds_drawn_again": again,
         "rounds_counted": counted,
@@ -133,12 +147,21 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
     repeated = f" ({again} of them of rounds that were interrupted and drawn again)" if again else ""
     yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory{repeated}"
     where = "the sum" if m.trust == "central" else "each message"
-    yield "noise", f"Gaussian, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}"
+    kind, on = "Gaussian", ""
+    if m.grid is not None:
+        kind, on = "discrete Gaussian", f"; message and noise are whole multiples of {m.grid.unit:.5g}"
+    yield "noise", f"{kind}, std {m.noise_std:.5g} x radius {m.radius:g} on every coordinate of {where}{on}"
     if plan.extras:
         yield "message", f"carries beside its vectors, within the same radius: {'; '.join(plan.extras)}"
     sampling = _sampling(m)
     yield "sampling", f"{sampling}; {m.num_clients} clients"
-    if m.trust == "secagg":
+    if m.protocol:
+        yield (
+            "cohort",
+            f"{m.colluders} clients may collude with the server; a sum has {m.min_survivors} messages or more, and ε "
+            f"counts the noise of {m.min_survivors - m.colluders}",
+        )
+    elif m.trust == "secagg":
         yield (
             "cohort",
             f"{m.colluders} clients may collude with the server; a round needs {m.min_cohort} senders or more",
@@ -157,6 +180,8 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
 
 def trust(mechanism: Mechanism) -> str:
     """Returns who is trusted with what, in words."""
+    if mechanism.protocol:
+        return PROTOCOL.format(least=mechanism.min_survivors) + DRAWS["server"]
     return TRUST[mechanism.trust] + ("" if mechanism.trust == "central" else DRAWS[mechanism.draws])
 
 
@@ -194,10 +219,15 @@ def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
     )
     if plan.settings_from_data:
         yield "the settings: they follow from constants computed from the clients' data, which no noise protects"
+    if m.protocol:
+        yield "clients that send what they should not: one of them can spoil a sum"
     if m.draws == "honest":
         yield "parties that leave the protocol, such as a server that chooses whom to ask"
-    gaps = "" if m.secure else ", which seeded noise does nothing about"
-    yield f"the gaps between floating-point numbers{gaps}"
+    if m.protocol:
+        yield ASSUMED
+    if m.grid is None:
+        gaps = "" if m.secure else ", which seeded noise does nothing about"
+        yield f"the gaps between floating-point numbers{gaps}"
     yield "the last digits of a message, which can depend on the clients computed beside it"
     if not m.secure:
         yield ("whoever knows the seed, or sees two runs with the same seed and stream: noise and cohorts follow from "

@@ -45,7 +45,7 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
         raise UserError(
             f"ledger.jsonl has {paid} rounds, but {released} were released: it is damaged; nothing was changed."
         )
-    secure = experiment.privacy is not None and experiment.privacy.randomness == "secure"
+    secure = experiment.privacy is not None and experiment.privacy.secure
     copies = (ONE_COPY,) if secure else ()
     if experiment.privacy is None or paid == known:
         return Repeated(known, copies)
@@ -63,7 +63,7 @@ def require_no_secure_model(folder: Path, experiment: Experiment) -> None:
 
     Computing it again would draw new noise, be paid for once more, and put another model in the place of this one.
     """
-    secure = experiment.privacy is not None and experiment.privacy.randomness == "secure"
+    secure = experiment.privacy is not None and experiment.privacy.secure
     if secure and (folder / MODEL).is_file():
         raise UserError(
             f"summary.json in {folder} is damaged or missing, but the model is there: to compute it again would draw "

@@ -75,7 +75,7 @@ def checkpoint_rounds(experiment: Experiment) -> int | None:
     With secure noise it is every round because one that must be drawn again is one more release.
     """
     run, privacy = experiment.run, experiment.privacy
-    if run.checkpoint_rounds is None and privacy is not None and privacy.randomness == "secure":
+    if run.checkpoint_rounds is None and privacy is not None and privacy.secure:
         return 1
     return run.checkpoint_rounds
 

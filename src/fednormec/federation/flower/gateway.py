@@ -70,7 +70,7 @@ def desk_of(folder: Path, how: Joining, log: Log) -> Desk:
     federation, plan = mine.federation, mine.federation.plan
     require_consent(plan, how.not_private)
     log(mine.promise)
-    if plan is None or plan.mechanism.trust != "local":
+    if plan is None or plan.mechanism.trust == "central":
         log.warn(EXPOSED)
     say_what_left(folder, mine, how, log)
     compute = client_of(federation, mine.number, folder, log.warn, how.budget)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from fednormec.errors import UserError
 from fednormec.federation.agreement import Federation
+from fednormec.federation.client import longest_answer
 from fednormec.federation.exchange import Exchange
 from fednormec.federation.flower.app import asked_for
 from fednormec.federation.flower.nodes import Agreed, Nodes, Post
 from fednormec.federation.flower.records import body_in, record_of
 from fednormec.federation.keys import Public, public_key
 from fednormec.federation.log import INFO, Log
-from fednormec.federation.messages import MOST_SAID
 from fednormec.federation.provision import roster_file
 from fednormec.federation.sessions import Serving, train_over
 from fednormec.files import require_locks
@@ -59,10 +59,9 @@ def train(post: Post, run: int, run_config: Mapping[str, Any]) -> dict[str, Any]
         @contextmanager
         def nodes(federation: Federation) -> Iterator[Exchange]:
             names = tuple(federation.settings.clients)
-            size = federation.experiment.algorithm.message_width(federation.experiment.problem.dim)
             agreed = Agreed(
                 names, lambda: roster_keys(asked.folder, names), federation.agreed, federation.terms,
-                8 * size + MOST_SAID,
+                longest_answer(federation),
             )  # fmt: skip
             yield Nodes(agreed, post, run, log, log.warn)
 

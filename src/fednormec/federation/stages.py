@@ -1,0 +1,292 @@
+"""Secure aggregation over the wire: what server and client say to each other at each stage, and the two sides.
+
+`fednormec.secagg` makes the bytes of every stage. Here they get an envelope, a client's message and noise, the count of
+what left it, and on the server's side the memories that count.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fednormec.core.algorithm import Server
+from fednormec.core.local import Moment
+from fednormec.core.participation import Cohort
+from fednormec.engine.clients import FREE, Clients, Exchanged, Job, Paying
+from fednormec.engine.together import STAGES, Ask, Naming, in_units, in_words, named, opened
+from fednormec.errors import BoundBroken, UserError
+from fednormec.federation.agreement import Federation
+from fednormec.federation.client_state import Kept, Store
+from fednormec.federation.keys import CLIENT_KEY, Public, fingerprint, on_roster, private_key
+from fednormec.federation.messages import (
+    DONE,
+    LOST,
+    MISSED,
+    REFUSED,
+    Refused,
+    Reply,
+    Request,
+    StageReply,
+    cohort_in,
+    read_request,
+    read_stage,
+    read_stage_reply,
+    request_bytes,
+    stage_bytes,
+    stage_reply_bytes,
+)
+from fednormec.federation.releases import Releases
+from fednormec.federation.wire import Remote, Wire, taken
+from fednormec.secagg.layout import Refuses
+from fednormec.secagg.member import Member
+from fednormec.secagg.terms import Terms
+
+KEYS = STAGES[0]
+
+
+class Prepared(NamedTuple):
+    """Message of a client that is computed, and where it is stored.
+
+    Attributes:
+        store: the store of its memory in this training.
+        before: what was stored before.
+        kept: its memory after the round, and its message before noise.
+    """
+
+    store: Store
+    before: Kept
+    kept: Kept
+
+
+Prepare = Callable[[Request], Prepared | Reply]
+
+
+def keys_of(federation: Federation) -> tuple[Public, ...]:
+    """Returns the clients' public keys that all agreed on, by number; raises UserError if one is missing or wrong."""
+    settings = federation.settings
+    if len(settings.keys) != len(settings.clients) or not all(settings.keys):
+        named = dict(zip(settings.clients, settings.keys, strict=False))
+        missing = [name for name in settings.clients if not named.get(name)]
+        raise UserError("secure aggregation needs the public keys of all clients in federation.toml, and these have "
+                        f"none there: {', '.join(missing)}. Put them on the roster (fednormec federation sign) and "
+                        "send the new federation.toml to all.")  # fmt: skip
+    return tuple(map(on_roster, settings.keys))
+
+
+class Summing:
+    """Client's side of secure aggregation: one attempt at a time, whose secrets are in this process' memory alone.
+
+    Args:
+        federation: the federation as this client knows it.
+        client: its number.
+        folder: where its key is stored.
+        prepare: computes its message, or says why not.
+        released: count of what left it.
+        tell: called with what its owner should know.
+    """
+
+    def __init__(
+        self, federation: Federation, client: int, folder: Path, prepare: Prepare, released: Releases,
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        assert federation.plan is not None
+        self._federation, self._client, self._prepare = federation, client, prepare
+        self._released, self._tell, self._mechanism = released, tell, federation.plan.mechanism
+        self._keys, self._own = keys_of(federation), private_key(folder / CLIENT_KEY)
+        if fingerprint(self._own.public_key()) != fingerprint(self._keys[client]):
+            raise UserError(f"{folder / CLIENT_KEY} is not the key that federation.toml has for this client.")
+        job = _job(federation)
+        self._work, self._like, self._memory = job.work(), job.x, len(job.algorithm.init(job.x).memory)
+        self._memory *= job.algorithm.reads_memory
+        self._member: Member | None = None
+        self._nonce, self._run, self._units = b"", "", np.zeros(0, np.int64)
+        self._last = (b"", b"")  # digest of the last request, and its answer
+
+    def answer(self, data: bytes) -> bytes:
+        """Returns the answer to a request of any stage; the same request again gets the same answer."""
+        digest = hashlib.sha256(data).digest()
+        if digest != self._last[0]:
+            self._last = (digest, stage_reply_bytes(self._answered(data)))
+        return self._last[1]
+
+    def _answered(self, data: bytes) -> StageReply:
+        nonce = b""
+        try:
+            kind, nonce, body = read_stage(data)
+            if kind == KEYS:
+                return self._begun(data)
+            if self._member is None or nonce != self._nonce:
+                raise Refused("it is of an attempt that this client knows nothing of: it may have been restarted")
+            return StageReply(nonce, DONE, body=self._next(kind, self._member, body))
+        except (Refused, Refuses) as why:
+            self._member = None  # whatever comes next of this attempt is refused, too
+            said = named(why, self._federation.settings.clients)
+            self._tell(f"a request for secure aggregation was refused: {said}")
+            return StageReply(nonce, REFUSED, said)
+
+    def _begun(self, data: bytes) -> StageReply:
+        """Computes the message and makes new keys for an attempt; those of the one before are gone."""
+        request = read_request(data, len(self._like), self._memory, self._like.dtype)
+        attempt, cohort = cohort_in(data, len(self._keys))
+        self._member = None
+        if self._client not in cohort or not request.sends:
+            raise Refused("this client is not in it")
+        found = self._prepare(request)
+        if isinstance(found, Reply):
+            return StageReply(request.nonce, found.status, found.why, round=found.round)
+        if not self._released.left():
+            raise Refused("all messages that the privacy budget pays for have been sent")
+        if found.kept is not found.before:
+            found.store.save(found.kept)
+        try:
+            self._units = in_units(self._work, found.kept.message)
+        except BoundBroken:
+            raise Refused("the message that is stored here is not one that can be sent") from None
+        try:
+            terms = Terms(
+                request.run, request.agreed, request.round, attempt, {i: self._keys[i] for i in cohort},
+                self._mechanism.min_survivors, self._mechanism.colluders, self._work.message_width,
+            )  # fmt: skip
+            terms.checked()
+        except UserError as error:
+            raise Refused(str(error)) from None
+        self._member, self._nonce, self._run = Member(terms, self._client, self._own), request.nonce, request.run
+        return StageReply(request.nonce, DONE, body=self._member.keys())
+
+    def _next(self, kind: str, member: Member, body: bytes) -> bytes:
+        if kind == "masked":
+            noise = self._mechanism.own_noise(len(self._units))
+            masked = member.masked(body, in_words(self._units + noise))
+            if not self._released.reserve(self._run):
+                raise Refused("all messages that the privacy budget pays for have been sent")
+            self._released.may_leave()
+            return masked
+        ways = {"shares": member.shares, "agree": member.agree, "unmask": member.unmask}
+        return ways[kind](body)
+
+
+class SecureWire(NamedTuple):
+    """Place where the clients of a federation compute whose messages secure aggregation adds up.
+
+    Args:
+        wire: the clients.
+        carry: sends each client the bytes of a request and returns the bytes that came in time.
+        keys: the clients' public keys, by number.
+    """
+
+    wire: Wire
+    carry: Callable[[Mapping[int, bytes]], Mapping[int, bytes]]
+    keys: Sequence[Public]
+
+    def check(self, job: Job) -> None:
+        """Raises UserError if the federation does not fit the job."""
+        self.wire.check(job)
+        if not job.protocol:
+            raise UserError("this federation agreed on no secure aggregation.")
+
+    @contextmanager
+    def clients(self, job: Job) -> Iterator[Clients]:
+        """Opens the clients of a job."""
+        yield _Masked(self, self.wire.run(), job)
+
+
+class _Masked(Remote):
+    """Clients of a federation that show the server the sum of their messages alone."""
+
+    def __init__(self, place: SecureWire, run: str, job: Job) -> None:
+        super().__init__(place.wire, run, job)
+        assert job.plan is not None
+        self._place, self._mechanism, self._left_out = place, job.plan.mechanism, 0
+        self.noisy = True
+        self.needed = self._mechanism.min_survivors
+
+    def exchange(
+        self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
+    ) -> Exchanged:
+        assert not prime, "a federation starts from zero"
+        asked, sends = self._requests(server, cohort, moment), dict[int, bool]()
+        roster = {client: self._place.keys[client] for client, request in asked.items() if request.sends}
+        idle = {client: one for client, one in asked.items() if not one.sends}
+        left_out = sum(not self._moved(client, reply, idle[client], sends)
+                       for client, reply in (self._wire.ask(idle) if idle else {}).items())  # fmt: skip
+        found = None
+        if len(roster) >= self._mechanism.min_survivors:
+            found = opened(
+                self._mechanism, self._size, Naming(self._run, self._wire.agreed, moment.round), roster,
+                lambda terms: self._asking(terms, asked), paying, self._wire.tell,
+                self._wire.names,
+            )  # fmt: skip
+        else:
+            paying.pay()  # a round counts, whoever is there
+        total = torch.zeros(self._size, dtype=torch.float64)
+        if found is not None and self._mechanism.grid is not None:
+            total = torch.from_numpy(found.units * self._mechanism.grid.unit)
+            sends |= dict.fromkeys(found.members, True)
+        self.memories.rows[list(sends), 0] = float(moment.round)
+        heard = sorted(sends)
+        answered = Cohort(np.array(heard, np.int64), np.array([sends[client] for client in heard], bool))
+        return Exchanged(total, left_out, answered, len(cohort.computing) - len(heard))
+
+    def _moved(self, client: int, reply: Reply | Refused, request: Request, sends: dict[int, bool]) -> bool:
+        """Notes whether a client that does not send has moved its memory; returns False if its answer was refused."""
+        try:
+            if not self._lost(client, reply, request):
+                taken(reply, request, self._size, 0.0)
+                sends[client] = False
+        except Refused as why:
+            self._say(client, REFUSED, f"sent what was refused: {why}")
+        return client in sends or client in self._aside
+
+    def _asking(self, terms: Terms, asked: Mapping[int, Request]) -> Ask:
+        """Returns how clients are asked in one attempt; each has a nonce of its own."""
+        nonces = {client: secrets.token_bytes(16) for client in terms.cohort}
+
+        def ask(name: str, bodies: Mapping[int, bytes]) -> dict[int, bytes]:
+            requests = {}
+            for client, body in bodies.items():
+                if name == KEYS:
+                    request = asked[client]._replace(nonce=nonces[client])
+                    requests[client] = request_bytes(request, KEYS, terms.attempt, terms.cohort)
+                else:
+                    requests[client] = stage_bytes(name, nonces[client], body)
+            found, heard = self._place.carry(requests), dict[int, bytes]()
+            for client in requests:
+                said = self._heard(client, found.get(client), nonces[client], asked[client])
+                if said is not None:
+                    heard[client] = said
+            return heard
+
+        return ask
+
+    def _heard(self, client: int, data: bytes | None, nonce: bytes, request: Request) -> bytes | None:
+        """Returns what a client says at a stage; None if it is not to be counted on any more."""
+        if data is None:
+            self._wire.notice(client, MISSED, "")
+            return None
+        try:
+            reply = read_stage_reply(data)
+            if reply.status == LOST:
+                self._lost(client, Reply(reply.round, request.nonce, LOST), request)
+                return None
+            if reply.status == REFUSED:
+                raise Refused(f"it says: {reply.why}")
+            if not secrets.compare_digest(reply.nonce, nonce):
+                raise Refused("it answers another request")
+            return reply.body
+        except Refused as why:
+            self._say(client, REFUSED, f"is left out of a sum: {why}")
+            return None
+
+
+def _job(federation: Federation) -> Job:
+    """Returns the job as a client computes its own part of it."""
+    problem, algorithm, participation, _, run, *_ = federation.experiment
+    plan = federation.plan
+    assert plan is not None
+    x = problem.init(np.random.default_rng(0))
+    return Job(problem, algorithm.on_grid(plan.mechanism.grid), algorithm.rule(participation), plan, run.seed, x)

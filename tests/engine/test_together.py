@@ -1,0 +1,182 @@
+"""Secure aggregation in process: what is trained with its stages is what would be trained without, to the last unit."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import CONTRACTS, build, finish
+
+import fednormec as fn
+from fednormec.config.schema import read
+from fednormec.engine import together
+from fednormec.engine.together import ATTEMPTS, STAGES, Together, in_words, longest_sum
+from fednormec.errors import Stopped, UserError
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.runs.runner import go_on, perform
+
+PRIVATE = [name for name in CONTRACTS if math.isfinite(build(name).bound.radius) and build(name).prime is None]
+M = 5
+PROBLEM = fn.random_quadratic(M, 7, parts=3, heterogeneity=1.0, seed=0)
+STAGED = fn.Privacy(noise_std=0.5, trust="secagg", protocol=True, min_survivors=3)
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody adds noise, so that sums can be compared."""
+    monkeypatch.setattr(Mechanism, "own_noise", lambda self, dim: np.zeros(dim, np.int64))
+    monkeypatch.setattr(Mechanism, "noise", lambda self, dim, *at: np.zeros(dim))
+
+
+@pytest.mark.parametrize(
+    "rule", [fn.full(), fn.poisson(0.8), fn.poisson(0.8, "sleep")], ids=["full", "advance", "sleep"]
+)
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_stages_add_up_what_the_engine_adds(name: str, rule: Any, silent: None, monkeypatch: Any) -> None:
+    """Every method that can be private, SCAFFOLD's two vectors and the bits of adaptive bounds among them."""
+    plain = fn.Privacy(noise_std=0.5, trust="secagg", noise="discrete", min_cohort=3)
+    cohorts = {}
+    draw = Mechanism.cohort
+
+    def drawn(self: Mechanism, seed: int, round: int) -> Any:
+        return cohorts.setdefault(round, draw(self, seed, round))
+
+    monkeypatch.setattr(Mechanism, "cohort", drawn)
+    staged, free = (list(fn.simulate(PROBLEM, build(name), rule, asked, rounds=3, seed=1)) for asked in (STAGED, plain))
+    for one, other in zip(staged, free, strict=True):
+        assert torch.equal(one.released, other.released) and one.sent == other.sent
+        assert torch.equal(one.x, other.x) and torch.equal(one.memory, other.memory)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_whoever_is_lost_at_whatever_stage(data: st.DataObject) -> None:
+    """A sum has the messages of those who masked, and enough of them; or there is none, and nobody's memory moves."""
+    at = {client: data.draw(st.sampled_from([*STAGES, "never"])) for client in range(M)}
+    place = Together(lambda round, attempt, stage: [client for client, last in at.items() if last == stage])
+    method = fn.fed_normec(fn.gd(0.1), beta=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mechanism, "own_noise", lambda self, dim: np.zeros(dim, np.int64))
+        r = next(iter(fn.simulate(PROBLEM, method, None, STAGED, rounds=1, seed=1, on=place)))
+    masked = [client for client, last in at.items() if last in ("agree", "unmask", "never")]
+    agreed = [client for client, last in at.items() if last in ("unmask", "never")]
+    stays = [client for client, last in at.items() if last == "never"]
+    opens = len(masked) >= 4 and len(agreed) >= 4 and len(stays) >= 4  # more than two thirds of five
+    if opens:
+        assert r.cohort.computing.tolist() == masked and r.releases == 1
+        assert torch.equal(r.released, r.memory.sum(0))
+    else:
+        assert r.sent == 0 and not r.released.any() and r.releases == ATTEMPTS
+    gone = [client for client in range(M) if client not in r.cohort.computing]
+    assert not r.memory[gone].any() and r.missed == len(gone)
+
+
+def test_attempts_have_keys_and_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked, terms = list[bytes](), list[Any]()
+    honest = together.Member.masked
+
+    def seen(self: Any, boxes: bytes, vector: np.ndarray) -> bytes:
+        masked.append(vector.tobytes())
+        terms.append(self._terms)
+        return honest(self, boxes, vector)
+
+    monkeypatch.setattr(together.Member, "masked", seen)
+    lost = Together(lambda round, attempt, stage: [0, 1] if (attempt, stage) == (1, "unmask") else [])
+    paid = list[int]()
+    r = next(iter(fn.simulate(PROBLEM, build("fed_normec"), None, STAGED, rounds=1, on=lost,
+                              before_release=lambda number, plan: paid.append(number))))  # fmt: skip
+    assert paid == [1, 1] and r.releases == 2 and r.sent == M
+    assert len(set(masked)) == 2 * M and len({one.context for one in terms}) == 2
+
+
+def test_noise_has_the_std_that_was_agreed_and_epsilon_counts_the_least_of_it() -> None:
+    asked = fn.Privacy(noise_std=3.0, trust="secagg", protocol=True, min_survivors=4, colluders=1)
+    problem, method = fn.random_quadratic(M, 400, seed=0), fn.dp_fed_avg_clip(fn.gd(0.1))
+    rounds = list(fn.simulate(problem, method, None, asked, rounds=4))
+    noise = torch.cat([r.released for r in rounds]) / (3.0 * math.sqrt(M))
+    assert abs(float(noise.std()) - 1) < 0.1
+    one = fn.Mechanism(M, fn.full(), 3.0 * math.sqrt(3))
+    assert rounds[-1].epsilon == pytest.approx(one.epsilon(4, 1e-5), rel=1e-9)
+    calibrated = fn.train(problem, method, privacy=fn.Privacy(epsilon=2.0, trust="secagg", protocol=True), rounds=2)
+    assert 1.99 < calibrated.statement.epsilon <= 2.0
+
+
+def test_a_run_is_resumed_with_its_ledger(tmp_path: Path) -> None:
+    config = f"""
+[problem]
+name = "quadratic"
+clients = {M}
+dim = 6
+[local]
+name = "gd"
+step = 0.1
+[method]
+name = "fed_normec"
+[privacy]
+epsilon = 3.0
+trust = "secagg"
+protocol = true
+min_survivors = 4
+[run]
+rounds = 6
+dtype = "float64"
+"""
+    (tmp_path / "config.toml").write_text(config)
+    stops = iter([False, True])
+    with pytest.raises(Stopped):
+        perform(read(tmp_path / "config.toml"), "run", tmp_path / "run", True, stop=lambda: next(stops, True))
+    done = go_on(tmp_path / "run", True)
+    assert (done["status"], done["rounds"]) == ("done", 6)
+    assert fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds == 6
+    assert "really" not in done["statement"] and "learns sums over at least 4 messages" in " ".join(
+        done["statement"].split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"trust": "local"}, "protocol = true is for trust = 'secagg'"),
+        ({"noise": "continuous"}, "secure aggregation adds whole numbers"),
+        ({"min_survivors": 1}, "min_survivors must be a whole number from 2 on"),
+        ({"min_survivors": 2.5}, "min_survivors must be a whole number from 2 on"),
+        ({"min_survivors": 6}, "at least 2 and at most the 5 clients"),
+        ({"min_survivors": 3, "colluders": 3}, "3 colluders could be all of the 3 clients"),
+        ({"protocol": False}, "min_survivors is for secure aggregation that really runs"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence(given: dict[str, Any], said: str) -> None:
+    asked: dict[str, Any] = {"noise_std": 1.0, "trust": "secagg", "protocol": True, "min_survivors": 4} | given
+    with pytest.raises(UserError, match=said):
+        finish(PROBLEM, build("dp_fed_avg_clip"), None, fn.Privacy(**asked), rounds=1)
+
+
+def test_places_that_cannot_run_the_stages_say_so() -> None:
+    with pytest.raises(UserError, match="not on Ray"):
+        finish(PROBLEM, build("dp_fed_avg_clip"), None, STAGED, rounds=1, on=fn.Ray(workers=1))
+    with pytest.raises(UserError, match="up to 1,000 clients, not 1,001"):
+        finish(fn.random_quadratic(1001, 2), build("dp_fed_avg_clip"), None, fn.Privacy(
+            noise_std=1.0, trust="secagg", protocol=True), rounds=1)  # fmt: skip
+    with pytest.raises(UserError, match="only in secure aggregation"):
+        finish(PROBLEM, build("dp_fed_avg_clip"), None, fn.Privacy(noise_std=1.0), rounds=1, on=Together())
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=8))
+def test_words_are_whole_numbers_and_back(units: list[int]) -> None:
+    words = in_words(np.array(units, np.int64))
+    assert words.view(np.int32).tolist() == units
+    assert in_words(np.array(units, np.int64) + 2**32).tolist() == words.tolist()
+
+
+def test_a_sum_of_all_clients_fits_into_a_word() -> None:
+    for clients, noise in ((5, 1.0), (1000, 0.3), (1000, 40.0), (20_000, 0.1)):
+        mechanism = fn.Mechanism(clients, fn.full(), noise, secure=True, trust="secagg", grid_dim=10, protocol=True,
+                                 draws="server", min_survivors=clients)  # fmt: skip
+        assert mechanism.grid is not None
+        most = mechanism.grid.steps * (clients + 10 * noise * math.sqrt(clients))
+        assert most < 2**31 and 2**15 < mechanism.grid.steps <= 2**20
+        assert longest_sum(mechanism, clients, 10) < 2**33
