@@ -61,7 +61,7 @@ def scale_noise(monkeypatch, factor):
     [
         (CENTRAL, 300, 400),
         (replace(CENTRAL, adjacency="replace_one", radius=0.1), 100, 400),
-        (replace(CENTRAL, participation=fn.full(), secure=True), 50, 400),
+        (replace(CENTRAL, participation=fn.full(), secure=True, grid_dim=64), 50, 400),
         (replace(CENTRAL, participation=fn.fixed_size(5)), 20, 200),
         (replace(CENTRAL, noise_std=0.0035), 20, 100),  # a claim of next to nothing
         (SECAGG, 60, 400),
@@ -91,7 +91,8 @@ def test_the_estimate_is_near_a_tight_claim():
 
 
 def test_progress_is_told_round_by_round():
-    for mechanism in (CENTRAL, replace(SECAGG, num_clients=40, secure=True), replace(LOCAL, participation=fn.full())):
+    crowd = replace(SECAGG, num_clients=40, secure=True, grid_dim=64)
+    for mechanism in (CENTRAL, crowd, replace(LOCAL, participation=fn.full())):
         told = []
         audit_mechanism(
             mechanism, 2, DELTA, trials=40, side_rounds=10, on_progress=lambda *at, told=told: told.append(at)

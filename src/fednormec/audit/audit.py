@@ -36,6 +36,7 @@ from fednormec.audit.playing import (
     ALONE,
     CROWD,
     FEWEST,
+    FLOORS,
     KINDS,
     TOLERANCE,
     Attack,
@@ -46,6 +47,7 @@ from fednormec.audit.playing import (
     asked,
     attack,
     blocks,
+    floor_holds,
     for_cohorts,
     for_noise,
     longest_alone,
@@ -189,6 +191,7 @@ def audit_mechanism(
     at = attack(mechanism, stage, rounds, trials)
     again, coins = min(AGAIN, side_rounds), mechanism.participation.select is None and mechanism.p < 1
     side = len(KINDS) * ALONE + side_rounds + (1 if mechanism.secure else 3) * again
+    side += FLOORS if mechanism.protocol else 0
     side += coins * (3 * side_rounds + again) + min(CROWD, at.rounds)
     tick = _ticks(on_progress, at.runs * at.rounds + side)
     claimed, expected = mechanism.epsilon(at.rounds, delta), _expected_estimate(mechanism, at.rounds, delta)
@@ -209,6 +212,8 @@ def audit_mechanism(
                 results |= {k: least(p, results[k]) for k, p in _counts(seen.sent, at.mechanism.p).items()}
     except BoundBroken as error:
         return replace(found, broken=str(error), seconds=time.perf_counter() - started)
+    if mechanism.protocol:
+        results["the least number of messages in a sum"] = float(floor_holds(mechanism, _seed(seed, 3), tick))
     if at.mechanism.min_cohort > 1:
         sizes = seen.sent.sum(2)
         results["the least cohort"] = float(((sizes == 0) | (sizes >= at.mechanism.min_cohort)).all())
@@ -306,6 +311,7 @@ def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, ti
         others.append(watch(stage, replace(mechanism, stream=mechanism.stream + 1), again, at, tick))
     due, counts = seen.squares[seen.due], int(seen.due.sum()) * seen.sizes
     sample = seen.sample[seen.due]
+    step = None if mechanism.grid is None else 1 / (mechanism.noise_std * mechanism.grid.steps)
     found = {
         "noise level": levels(due.sum(), due.shape[0] * seen.sizes.sum()),
         "noise level by coordinates": least(
@@ -322,7 +328,10 @@ def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, ti
         "noise of any two rounds": checks.any_two(sample),
         "noise of any two coordinates": checks.any_two(sample.T),
         "noise of any three": least(checks.any_three(some), checks.any_three(sample[: checks.SOME].T)),
-        "noise drawn once": least(checks.repeated(sample, *(o.sample for o in others)), checks.repeated(seen.first)),
+        "noise drawn once": least(
+            checks.repeated(sample, *(o.sample for o in others), step=step),
+            checks.repeated(seen.first[None], step=step),
+        ),
         "noise of two runs": least(*(checks.between(seen.sample, o.sample) for o in others)),
     }
     if not mechanism.secure:

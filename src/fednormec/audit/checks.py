@@ -16,6 +16,7 @@ from scipy.stats import binom, chi2, gamma, kstest, norm, poisson
 
 LAGS = 12  # triples (k, k + a, k + b) with a < b up to this
 SOME = 256  # rows or columns that the dearer statistics look at
+STEPS, SLACK = 16, 1.02  # of a grid in a cell, and what cells of unlike numbers of steps add to chance
 CELL = 2.0**-36  # two magnitudes of noise in one cell count as the same number
 
 
@@ -112,12 +113,27 @@ def any_three(rows: np.ndarray) -> float:
     return least(*parts)
 
 
-def repeated(*noise: np.ndarray) -> float:
-    """Tests whether more pairs of all these numbers agree in magnitude to eleven digits than chance brings about."""
-    values = np.concatenate([abs(part[part != 0]) for part in noise])
-    counts = np.unique(np.floor(values / CELL), return_counts=True)[1].astype(float)
-    expected = len(values) ** 2 / 2 * CELL / math.sqrt(math.pi)
-    return float(poisson.sf((counts * (counts - 1)).sum() / 2 - 1, expected))
+def repeated(*noise: np.ndarray, step: float | None = None) -> float:
+    """Tests whether more magnitudes among all these numbers agree to eleven digits than chance brings about.
+
+    On a grid many agree by chance: there it looks at pairs of neighbours, in cells of 16 steps.
+
+    Args:
+        noise: rows of standard normals; zeros do not count.
+        step: distance between two numbers of the grid, at most; None: there is no grid.
+    """
+    if step is None:
+        places, cell, alike = np.concatenate([abs(part[part != 0]) for part in noise]), CELL, CELL
+        places = np.floor(places / cell)
+    else:
+        cell = STEPS * step
+        pairs = [np.floor(abs(part[:, : part.shape[1] // 2 * 2]) / cell).reshape(-1, 2) for part in noise]
+        some = np.concatenate([pair[part[:, : part.shape[1] // 2 * 2].reshape(-1, 2).any(1)]
+                               for pair, part in zip(pairs, noise, strict=True)])  # fmt: skip
+        places, alike = some[:, 0] * 2.0**26 + some[:, 1], cell**2 / math.sqrt(math.pi)
+    counts = np.unique(places, return_counts=True)[1].astype(float)
+    expected = len(places) ** 2 / 2 * alike / math.sqrt(math.pi)
+    return float(poisson.sf((counts * (counts - 1)).sum() / 2 - 1, expected * (1.0 if step is None else SLACK)))
 
 
 def dispersion(counts: np.ndarray, n: int, p: float) -> float:

@@ -20,6 +20,8 @@ from fednormec.core.randomness import generator
 from fednormec.engine.round import Round
 from fednormec.engine.simulation import simulate
 from fednormec.engine.threads import Threads
+from fednormec.engine.together import STAGES as STAGE_NAMES
+from fednormec.engine.together import Together
 from fednormec.errors import UserError
 from fednormec.privacy.mechanism import Mechanism, Privacy
 from fednormec.problems.silence import Silence
@@ -31,6 +33,8 @@ ROOM = 2**25  # numbers in all clients' vectors
 WORK = 3 * 10**9  # numbers that all clients of all rounds of the attack compute
 BLOCKS, SAMPLE = 64, 1024
 ALONE = 24  # rounds of each kind of a client alone
+FEW, FLOORS = 8, 20  # clients and rounds in which they drop out
+NARROW, STAGES = 512, 20_000  # parameters where the stages of secure aggregation run, and numbers a pair's stages cost
 CROWD = 6  # rounds of the attack without noise
 TOLERANCE = 1e-5  # by which a message may be longer than the radius: rounding, and the noise of a run next to without
 QUIET = 1e-9  # the noise of such a run
@@ -92,6 +96,8 @@ def asked(mechanism: Mechanism, delta: float = DELTA) -> Privacy:
     return Privacy(
         None, delta, mechanism.noise_std, mechanism.trust, mechanism.adjacency, mechanism.colluders,
         mechanism.min_cohort, randomness="secure" if mechanism.secure else "seeded", stream=mechanism.stream,
+        noise="discrete" if mechanism.grid_dim else "continuous", protocol=mechanism.protocol,
+        min_survivors=mechanism.min_survivors or None,
     )  # fmt: skip
 
 
@@ -137,7 +143,11 @@ def attack(mechanism: Mechanism, stage: Stage, rounds: int, trials: int | None) 
         stage = stage._replace(dim=min(stage.dim, max(16, ROOM // own)))
     at_once = min(stage.dim, max(1, ROOM // stage.dim) if alike else own)
     wanted = TRIALS[mechanism.trust] if trials is None else trials
-    cost = stage.dim * (1 if alike else max(3 if own == 1 else 1, own / min(at_once, wanted)))
+    if mechanism.protocol:
+        stage = stage._replace(dim=min(stage.dim, NARROW))
+        at_once = min(at_once, stage.dim)
+    staged = STAGES * own**2 if mechanism.protocol else 0  # what the stages take beside the numbers
+    cost = (staged / at_once) + stage.dim * (1 if alike else max(3 if own == 1 else 1, own / min(at_once, wanted)))
     if trials is None:
         wanted = min(wanted, max(SOME_TRIALS, int(WORK / (rounds * cost))))
     rounds = min(rounds, max(1, int(WORK / (wanted * cost))))
@@ -203,7 +213,8 @@ def _rounds(problem: Problem, stage: Stage, mechanism: Mechanism, rounds: int, s
 
 def all_short(at: Attack, seed: int, tick: Tick) -> bool:
     """Returns whether in the attack, next to without noise, no sender adds more than the radius, and others nothing."""
-    quiet = at._replace(mechanism=replace(at.mechanism, noise_std=QUIET), runs=1, rounds=min(CROWD, at.rounds))
+    mechanism = replace(in_the_clear(at.mechanism), noise_std=QUIET, grid_dim=0, secure=False)
+    quiet = at._replace(mechanism=mechanism, runs=1, rounds=min(CROWD, at.rounds))
     seen = play(quiet, seed, tick)
     heard = seen.canaries_sent * signs(seen.present, at.mechanism.adjacency)[:, None]
     most, room = abs(heard), 10 * TOLERANCE
@@ -321,7 +332,32 @@ def for_noise(mechanism: Mechanism) -> Mechanism:
     """
     clients = 3 if mechanism.trust == "secagg" else 1
     rule = poisson(0.5) if mechanism.p < 1 else full()
-    return replace(mechanism, num_clients=clients, participation=rule, colluders=0, min_cohort=1)
+    least = min(2, mechanism.min_survivors)
+    return replace(mechanism, num_clients=clients, participation=rule, colluders=0, min_cohort=1, min_survivors=least)
+
+
+def floor_holds(mechanism: Mechanism, seed: int, tick: Tick) -> bool:
+    """Returns whether no sum of fewer messages than there must be is opened, while clients drop out at every stage."""
+    clients, rng = FEW, generator(seed, "audit", 3)
+    least = max(2, math.ceil(FEW * mechanism.min_survivors / mechanism.num_clients))
+    small = replace(mechanism, num_clients=clients, participation=full(), min_cohort=1, min_survivors=least,
+                    colluders=min(mechanism.colluders, least - 1))  # fmt: skip
+    gone = {(k, name): rng.permutation(clients)[: rng.integers(clients)] for k in range(1, FLOORS + 1)
+            for name in (STAGE_NAMES[k % len(STAGE_NAMES)],)}  # fmt: skip
+    place = Together(lambda round, attempt, name: gone.get((round, name), np.zeros(0, int)).tolist())
+    stage = stage_for(small, None, 16, torch.float64, None)
+    problem, held = stage.silence(clients), True
+    for r in simulate(problem, stage.algorithm, full(), asked(small), rounds=FLOORS, seed=seed, on=place):
+        held &= r.sent == 0 or r.sent >= least
+        tick()
+    return held
+
+
+def in_the_clear(mechanism: Mechanism) -> Mechanism:
+    """Returns the mechanism without the stages of secure aggregation: the engine adds up the same messages."""
+    if not mechanism.protocol:
+        return mechanism
+    return replace(mechanism, protocol=False, draws="honest", min_survivors=0)
 
 
 def for_cohorts(mechanism: Mechanism, p: float | None = None) -> Mechanism:
