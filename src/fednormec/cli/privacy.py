@@ -18,6 +18,7 @@ Examples:
   fednormec privacy --clients 500 --p 0.25 --rounds 60 --epsilon 4
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --noise-std 1.837 --trust central
   fednormec privacy --clients 20 --rounds 300 --epsilon 8 --trust secagg --colluders 5
+  fednormec privacy --clients 100 --rounds 60 --epsilon 4 --trust secagg --min-survivors 70
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --runs 9       the price of tuning
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --plot eps.png
   fednormec privacy --clients 20 --p 0.25 --rounds 300 --epsilon 8 --calibration paper
@@ -36,6 +37,10 @@ def privacy(
     adjacency: Annotated[list[str] | None, typer.Option(help="zero_out or replace_one.", show_default="both")] = None,
     colluders: Annotated[int, typer.Option(help="secagg: clients who tell the server their noise.")] = 0,
     min_cohort: Annotated[int, typer.Option(help="secagg: rounds with fewer senders are called off.")] = 1,
+    min_survivors: Annotated[
+        int | None,
+        typer.Option(help="secagg that really runs: messages in a sum, at least.", show_default="it is simulated"),
+    ] = None,
     calibration: Annotated[str, typer.Option(help="exact, or paper: σ = p √(rounds log 1/δ)/ε.")] = "exact",
     total_norm: Annotated[int | None, typer.Option(metavar="DIM", help="NOT PRIVATE: σ/√DIM per coordinate.")] = None,
     runs: Annotated[int, typer.Option(help="Also the price of so many runs on the same clients.")] = 1,
@@ -43,11 +48,11 @@ def privacy(
     as_json: AsJson = False,
 ) -> None:
     from fednormec.files import to_json
-    from fednormec.privacy.calculator import Question, rows, text
+    from fednormec.privacy.calculator import Question, rows, text, tolerances
 
     question = Question(
         clients, rounds, delta, p, fixed_size, epsilon, noise_std, tuple(trust or ()), tuple(adjacency or ()),
-        colluders, min_cohort, calibration, total_norm, runs,
+        colluders, min_cohort, min_survivors, calibration, total_norm, runs,
     )  # fmt: skip
     answers = list(rows(question))
     if not any(row.accountant == "pld" for row in answers):
@@ -59,7 +64,9 @@ def privacy(
             [row for row in answers if row.accountant == "pld"], rounds, Path(plot), total_norm is None
         )
     if as_json:
-        print(to_json([row.facts(private=total_norm is None) for row in answers]))
+        drop_outs = [{"drop_outs": [one._asdict() for one in tolerances(question, row)]} for row in answers]
+        facts = [row.facts(private=total_norm is None) for row in answers]
+        print(to_json([one | (more if more["drop_outs"] else {}) for one, more in zip(facts, drop_outs, strict=True)]))
     else:
         print(text(question, answers))
         if plot is not None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from fednormec.core.participation import Participation, fixed_size, full, poisson
@@ -24,6 +24,7 @@ from fednormec.privacy.mechanism import (
 )
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
+TOLERATED = (0.0, 0.1, 0.3)  # shares of clients that drop out
 TUNING = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
 
 
@@ -43,6 +44,8 @@ class Question:
         adjacencies: adjacencies to answer for; none means all.
         colluders: number of clients who tell the server their own noise; matters in secagg.
         min_cohort: in secagg, a round with fewer senders is called off.
+        min_survivors: in secagg, number of messages in a sum, at least, where the protocol really runs; None: it does
+            not, and who takes part is drawn honestly.
         calibration: "exact", or "paper": σ from the paper's formula.
         total_norm: number of dimensions d; divides σ by √d, which is not private.
         runs: number of runs, to price tuning.
@@ -59,6 +62,7 @@ class Question:
     adjacencies: tuple[str, ...] = ADJACENCIES
     colluders: int = 0
     min_cohort: int = 1
+    min_survivors: int | None = None
     calibration: str = "exact"
     total_norm: int | None = None
     runs: int = 1
@@ -138,6 +142,8 @@ def rows(question: Question) -> Iterator[Row]:
                 adjacency=cast(Adjacency, adjacency), colluders=q.colluders,
                 min_cohort=q.min_cohort if trust == "secagg" else 1,
             )  # fmt: skip
+            if trust == "secagg" and q.min_survivors is not None:
+                asked = running(asked, q.min_survivors)
             for accountant in ACCOUNTANTS:
                 if math.isinf(asked.epsilon(q.rounds, q.delta, accountant)):
                     continue  # no Rényi bound is known for replace-one under Poisson sampling
@@ -148,6 +154,16 @@ def rows(question: Question) -> Iterator[Row]:
                 yield Row(
                     asked.trust, asked.adjacency, accountant, mechanism.noise_std, spent, q.delta, mechanism
                 )  # fmt: skip
+
+
+def running(mechanism: Mechanism, min_survivors: int) -> Mechanism:
+    """Returns the same in secure aggregation that really runs; raises UserError if it cannot.
+
+    Noise is on a grid then, for a million parameters: more of them change no digit.
+    """
+    return replace(
+        mechanism, secure=True, draws="server", grid_dim=10**6, protocol=True, min_survivors=min_survivors, min_cohort=1
+    )
 
 
 def text(question: Question, answers: list[Row]) -> str:
@@ -170,9 +186,63 @@ def text(question: Question, answers: list[Row]) -> str:
         lines.append(f"{NOT_PRIVATE}: noise of std σ/√{q.total_norm} on a coordinate protects nobody")
     elif q.epsilon is not None:
         lines.append(_paper(q, q.epsilon))
+    lines += [line for row in answers for line in _tolerating(q, row)]
     if q.runs > 1:
         lines += [line for row in answers if row.accountant == "pld" for line in _tuning(q, row)]
     return "\n".join(lines)
+
+
+class Tolerance(NamedTuple):
+    """What it costs that some clients drop out of secure aggregation, or collude with the server.
+
+    Attributes:
+        dropping: share of the clients that may drop out.
+        min_survivors: number of clients that are left then.
+        noise_std: noise of each message that keeps to the target with as many; None: too few are left.
+        more: how much more noise that is when all come, as a share.
+        otherwise: ε if each client added its share of the noise that is enough when all come.
+    """
+
+    dropping: float
+    min_survivors: int
+    noise_std: float | None = None
+    more: float | None = None
+    otherwise: float | None = None
+
+
+def tolerances(question: Question, row: Row) -> list[Tolerance]:
+    """Returns what drop-outs and colluders cost where the protocol runs; nothing for a row of something else."""
+    q, found = question, list[Tolerance]()
+    calibrated = q.epsilon is not None and q.total_norm is None and q.calibration != PAPER
+    if not calibrated or q.epsilon is None or row.trust != "secagg" or row.accountant != "pld":
+        return found
+    senders = math.floor(q.participation.rate(q.clients) * q.clients + 1e-9)
+    plain = replace(row.mechanism, colluders=0)
+    best = None if senders < 2 else running(plain, senders).calibrate(q.epsilon, row.delta, q.rounds).noise_std
+    for share in TOLERATED:
+        least = math.ceil((1 - share) * senders - 1e-9)
+        if best is None or least < 2 or least <= q.colluders:
+            found.append(Tolerance(share, least))
+            continue
+        own = replace(running(plain, least), colluders=q.colluders)
+        std = own.calibrate(q.epsilon, row.delta, q.rounds).noise_std
+        otherwise = replace(own, noise_std=best).epsilon(q.rounds, row.delta)
+        found.append(Tolerance(share, least, std, std / best - 1, otherwise))
+    return found
+
+
+def _tolerating(question: Question, row: Row) -> Iterator[str]:
+    found, colluders = tolerances(question, row), question.colluders
+    if found:
+        yield (f"secagg, {row.adjacency}: drop-outs and {colluders} colluders, where the protocol runs and all are "
+               "asked in every round:")  # fmt: skip
+    for one in found:
+        said = f"    {one.dropping:4.0%} drop out (min_survivors = {one.min_survivors}): "
+        if one.noise_std is None or one.more is None or one.otherwise is None:
+            yield f"{said}too few are left, with {colluders} colluders"
+        else:
+            yield (f"{said}noise_std {one.noise_std:.5g}, {one.more:+.1%} when all come; without that "
+                   f"ε ≤ {up(one.otherwise)}")  # fmt: skip
 
 
 def _paper(question: Question, epsilon: float) -> str:
