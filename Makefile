@@ -12,7 +12,7 @@ FLOWER := .venv-flower
 # the federation by way of Flower, whose simulation wants another Ray than ours
 FLWR := .venv-flwr
 
-.PHONY: run test quick test-federation test-flower attack-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation soak fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
+.PHONY: run test quick test-federation test-flower attack-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation bench-secagg soak soak-secagg fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -79,9 +79,17 @@ bench-convolutions: $(READY)
 bench-federation: $(READY)
 	$(BIN)/python benchmarks/federation.py
 
+# one attempt at a sum in secure aggregation: seconds and bytes with 10 to 500 clients; half an hour, leave the machine alone
+bench-secagg: $(READY)
+	$(BIN)/python benchmarks/secagg.py --ring
+
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)
 	$(BIN)/python tests/slow/soak.py
+
+# 1,000 rounds of secure aggregation in which a tenth always goes wrong: is every sum, count and memory right?  minutes
+soak-secagg: $(READY)
+	$(BIN)/python tests/slow/soak_secagg.py
 
 # thousands of damaged configs, data files, ledgers and checkpoints, other ones every time; and hundreds of kills: minutes
 fuzz: $(READY)

@@ -8,11 +8,13 @@ import numpy as np
 import ours
 import pytest
 import rounds
+import secagg
 import texts
 import torch
 
 import fednormec as fn
 from fednormec.core.local import Moment
+from fednormec.secagg.layout import upload_bytes
 
 STORED = json.loads((rounds.HERE / "results" / "rounds.json").read_text())
 
@@ -45,6 +47,22 @@ def test_the_page_has_what_convolutions_of_our_own_bring():
 
 def test_the_page_has_what_a_federation_was_measured_at():
     assert federation.table(json.loads(federation.RESULTS.read_text())) in federation.PAGE.read_text()
+
+
+def test_what_secure_aggregation_costs_is_measured_and_stored(tmp_path, capsys):
+    out = tmp_path / "secagg.json"
+    for clients in ("4", "5"):
+        secagg.main(["--clients", clients, "--dims", "10000", "--repeat", "2", "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert list(found) == ["4 clients, 10000 parameters", "5 clients, 10000 parameters"]
+    for one in found.values():
+        assert one["date"] and one["machine"]["python"] and one["versions"]["cryptography"] and one["command"]
+        everyone, *fewer = (one[name] for name in secagg.LEAVES)
+        assert everyone["bytes"]["upload"] == one["formula_bytes"] == upload_bytes(one["clients"], 10**6, 10_000)
+        assert all(way["bytes"]["upload_enveloped"] > one["plain_bytes"] for way in (everyone, *fewer))
+        assert all(seconds > 0 for way in (everyone, *fewer) for seconds in way["seconds"].values())
+        assert everyone["seconds"]["one client"] <= everyone["seconds"]["slowest client"]
+    assert len(capsys.readouterr().out.splitlines()) == 2 * (1 + len(secagg.LEAVES))
 
 
 @pytest.mark.parametrize("local", ours.STEPS)
