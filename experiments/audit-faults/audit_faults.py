@@ -288,7 +288,8 @@ RIGHT: tuple[tuple[fn.Mechanism, Algorithm | None, int, torch.dtype], ...] = (
     (replace(MECHANISM, participation=fn.full(), secure=True, grid_dim=64), None, 64, torch.float64),
     (replace(MECHANISM, num_clients=50, noise_std=0.5, trust="secagg", min_cohort=4), fn.clip21(), 70, torch.float32),
     (replace(MECHANISM, noise_std=1.5, trust="local", stream=3), fn.dp_fed_avg_clip(fn.gd(0.1)), 40, torch.float32),
-    (replace(MECHANISM, participation=fn.poisson(0.5), secure=True, grid_dim=64), fn.dp_scaffold(fn.gd(0.5)), 50, torch.float64),
+    (replace(MECHANISM, participation=fn.poisson(0.5), secure=True, grid_dim=64), fn.dp_scaffold(fn.gd(0.5)), 50,
+     torch.float64),  # fmt: skip
 )  # fmt: skip
 
 

@@ -331,6 +331,14 @@ def as_user(user: int, group: int) -> Iterator[None]:
         os.setgroups(groups)
 
 
+def test_secure_aggregation_wants_a_gateway(tmp_path: Path) -> None:
+    """Its secrets stay in one process from stage to stage."""
+    fed = made(tmp_path, config(privacy={"noise_std": 1.0, "trust": "secagg", "min_survivors": 3}))
+    node = {"folder": str(fed / "clients" / NAMES[0]), "data": str(fed / "clients" / NAMES[0] / "data.npz")}
+    with pytest.raises(UserError, match="start `fednormec federation answer`"):
+        answered(b"", 1, 1, node, {})
+
+
 def test_a_group_may_reach_the_socket(open_folder):
     path = open_folder / "a.sock"
     with opened(path, grp.getgrgid(os.getgid()).gr_name):

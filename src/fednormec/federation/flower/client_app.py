@@ -81,11 +81,17 @@ def _simulated(run_config: Mapping[str, Any], part: int) -> tuple[str, str]:
 @cache
 def _desk(folder: str, data: str, not_private: bool) -> Callable[[bytes, int, int], bytes]:
     """Returns what answers for a client in this process; its folder is locked while it does."""
+    from fednormec.federation.agreement import read_federation
     from fednormec.federation.flower.gateway import desk_of
     from fednormec.federation.joining import Joining
     from fednormec.federation.log import Log
+    from fednormec.federation.provision import needs_keys
     from fednormec.files import Lock
 
+    if needs_keys(read_federation(Path(folder))):
+        raise UserError("secure aggregation keeps its secrets in one process from stage to stage, and Flower may start "
+                        "one for each message: start `fednormec federation answer` and give node_config its socket."
+                        )  # fmt: skip
     desk = desk_of(Path(folder), Joining(data, not_private=not_private), Log())
 
     def answer(body: bytes, run: int, node: int) -> bytes:
