@@ -172,6 +172,14 @@ def test_weak_noise_on_a_grid_has_an_epsilon_too(trust: str) -> None:
         assert plain <= on_grid < 2 * fn.Mechanism(5, fn.full(), 0.1, trust="local").epsilon(40, 1e-5, "rdp")
 
 
+def test_several_kinds_of_strong_releases_have_an_epsilon_together() -> None:
+    near = [accounting.Open((1.0,), (mu,), unlike=1e-28) for mu in (1.5, 1.0)]
+    exact = accounting.epsilon_of_all({release._replace(unlike=0.0): 20 for release in near}, 1e-5)
+    assert 50 < exact <= accounting.epsilon_of_all(dict.fromkeys(near, 20), 1e-5) < 1.1 * exact
+    hidden = accounting.Hidden(0.5, 1.5, False, 1e-28)
+    assert exact < accounting.epsilon_of_all({near[0]: 20, near[1]: 20, hidden: 20}, 1e-5) < math.inf
+
+
 def test_the_distance_from_continuous_noise_is_counted_wherever_epsilon_is() -> None:
     coarse = accounting.Open((1.0,), (0.1,), unlike=1e-8)
     exact = accounting.Open((1.0,), (0.1,))

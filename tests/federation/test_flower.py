@@ -395,7 +395,7 @@ def test_another_user_of_the_group_reaches_the_socket_and_not_the_data(open_fold
 
 
 def test_an_answer_that_is_too_long_is_not_carried(tmp_path, monkeypatch):
-    monkeypatch.setattr(carrying, "SPARE", 10)
+    monkeypatch.setattr(carrying, "MOST", 10)
     with opened(tmp_path / "a.sock") as door:
         long = gateway.Desk(lambda body, run, node: b"x" * 100, 50)
         thread = threading.Thread(

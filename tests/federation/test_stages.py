@@ -90,7 +90,13 @@ def test_a_failed_attempt_is_a_release_of_its_own_with_new_noise_and_the_same_me
 def test_a_round_that_comes_to_no_sum_is_paid_for_and_moves_no_memory(network: Summed) -> None:
     network.before = lambda client, name: name != "agree" or client == 0
     r = next(network.rounds())
-    assert r.sent == 0 and not r.released.any() and r.releases == ATTEMPTS and r.memory[:, 0].tolist() == [0.0] * 4
+    assert (
+        r.sent == 0
+        and not r.released.any()
+        and r.releases == ATTEMPTS
+        and r.missed == 4
+        and r.memory[:, 0].tolist() == [0.0] * 4
+    )
 
 
 def test_attempts_stop_where_the_budget_does(tmp_path: Path) -> None:
@@ -213,7 +219,12 @@ def test_keys_are_part_of_what_all_agree_on(tmp_path: Path) -> None:
     assert for_server(asked, tmp_path).agreed != for_server(other, tmp_path).agreed
     with pytest.raises(UserError, match="is not the key that federation.toml has"):
         Summed(other, tmp_path)
-    for keys, why in ((["05" * 33] * 4, "is no public key"), (asked["federation"]["keys"][:3], "none there: west")):
+    for keys, why in (
+        ([f"0{n}" * 33 for n in range(5, 9)], "is no public key"),
+        (asked["federation"]["keys"][:3], "none there: west"),
+        ([*asked["federation"]["keys"], "02"], "there are 5 for 4"),
+        (asked["federation"]["keys"][:1] * 4, "north and south have the same key"),
+    ):
         wrong = asked | {"federation": asked["federation"] | {"keys": keys}}
         with pytest.raises(UserError, match=why):
             keys_of(for_server(wrong, tmp_path))
@@ -238,6 +249,6 @@ def test_epsilon_counts_the_noise_of_the_least_honest_sum() -> None:
     """Whoever is asked in every round, with 3 of 4 in the sum of whom 1 colludes, is hidden by two noises."""
     problem = fn.random_quadratic(4, 6, seed=0)
     asked = fn.Privacy(noise_std=3.0, trust="secagg", protocol=True, min_survivors=3, colluders=1)
-    last = fn.train(problem, fn.dp_fed_avg_clip(fn.gd(0.1)), fn.poisson(0.9), asked, rounds=2)
+    last = fn.train(problem, fn.dp_fed_avg_clip(fn.gd(0.1)), fn.full(), asked, rounds=2)
     plain = fn.Mechanism(4, fn.full(), 3.0 * 2**0.5)
     assert last.statement.epsilon == pytest.approx(plain.epsilon(2, 1e-5), rel=1e-9)

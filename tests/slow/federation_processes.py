@@ -330,11 +330,13 @@ def test_a_client_that_is_killed_at_any_stage_is_no_trouble(made, tmp_path):
 
 
 def test_a_server_that_is_killed_at_any_stage_goes_on(made, tmp_path):
-    """Each attempt that it had paid for stays paid for, so that five of twelve rounds are lost; its clients stay."""
+    """What it had paid for stays paid for, which begins with masked vectors: three of twelve rounds are lost."""
     federation = made(SUMMED, names=FOUR)
     clients = [federation.join(name) for name in FOUR]
     for number, stage in enumerate(STAGES, 1):
         program = ("-c", DIES, "server", stage, str(tmp_path / f"died-{stage}"))
         assert federation.serve(program=program).wait(timeout=120) == 9
-        assert read_ledger(federation.fed / "run" / "ledger.jsonl").rounds == len(federation.records()) + number
-    summed(federation, federation.finish(federation.serve(), clients), "budget_spent", 7)
+        ledger = federation.fed / "run" / "ledger.jsonl"
+        paid = read_ledger(ledger).rounds if ledger.exists() else 0
+        assert paid == len(federation.records()) + max(0, number - 2)
+    summed(federation, federation.finish(federation.serve(), clients), "budget_spent", 9)

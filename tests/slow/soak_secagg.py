@@ -66,7 +66,7 @@ class Shaky(Summed):
     """Server and clients between whom something goes wrong in every tenth place.
 
     Attributes:
-        attempts: number of attempts so far.
+        attempts: number of attempts so far that came to masked vectors: those that are paid for.
         trouble: what goes wrong in this attempt, by client.
         troubles: number of troubles of each kind that came about.
         left: number of masked vectors that have left each client.
@@ -83,8 +83,9 @@ class Shaky(Summed):
         self.before, self.between = self._arrives, self._returns
 
     def carry(self, bodies: Mapping[int, bytes]) -> dict[int, bytes]:
-        if any(unframed(body)[0]["kind"] == STAGES[0] for body in bodies.values()):
-            self.attempts += 1
+        kinds = {unframed(body)[0]["kind"] for body in bodies.values()}
+        self.attempts += "masked" in kinds
+        if STAGES[0] in kinds:
             self.noises, self._asked, self.trouble = {}, {i: [] for i in bodies}, {}
             for client in bodies:
                 if self._random.random() < SHARE:
@@ -161,7 +162,7 @@ class Checks:
 
     The sum that was released is that of the messages of its members, as their disks have them, and of the noise that
     they drew: to the last unit. It has enough members. The server's memory is the mean of the clients' memories that
-    count, and the noise so far. Payments are as many as attempts. No client has counted fewer messages than left it, or
+    count, and the noise so far. Payments are as many as attempts that came to masked vectors. No client has counted fewer messages than left it, or
     more than were paid for. At the end the noise has the std that was agreed on, and mean zero.
     """
 

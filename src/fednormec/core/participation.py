@@ -62,7 +62,7 @@ class Participation(NamedTuple):
         Args:
             num_clients: number of clients M.
             source: randomness.
-            min_cohort: a cohort that is smaller is called off: nobody sends.
+            min_cohort: a cohort that is smaller is called off: nobody computes, and nobody sends.
 
         Raises:
             UserError: if `select` does not keep to what it promises.
@@ -77,16 +77,25 @@ class Participation(NamedTuple):
                 raise UserError(
                     f"{self.name} drew {sends.sum()} clients and promised {self.least(num_clients)} at least."
                 )
-        if sends.sum() < min_cohort:
-            sends = np.zeros(num_clients, bool)
+        if 1 < min_cohort > sends.sum():
+            return Cohort(np.zeros(0, np.int64), np.zeros(0, bool))
         if self.idle == "advance":
             return Cohort(np.arange(num_clients), sends)
         senders = np.flatnonzero(sends)
         return Cohort(senders, np.ones(len(senders), bool))
 
-    def weights(self, num_clients: int) -> Weights:
-        """Returns the server's weights for this number of clients."""
+    def weights(self, num_clients: int, min_cohort: int = 1) -> Weights:
+        """Returns the server's weights.
+
+        Args:
+            num_clients: number of clients M.
+            min_cohort: a cohort that is smaller is called off; the p of the weights is that of the others.
+        """
         p = self.rate(num_clients)
+        if self.select is None and min_cohort > 1:
+            from scipy.stats import binom
+
+            p = float(p * binom.sf(min_cohort - 2, num_clients - 1, p) / binom.sf(min_cohort - 1, num_clients, p))
         return Weights(average=1 / p, memory=1 / p if self.idle == "advance" else 1.0)
 
 

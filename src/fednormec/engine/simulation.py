@@ -106,10 +106,12 @@ def _rounds(
 ) -> Generator[Round, None, None]:
     server, budget = job.algorithm.start(job.x), math.inf
     done, in_vain, releases = resume.round, resume.in_vain, resume.spent
-    if job.plan is not None and job.plan.budget is not None:
-        budget = job.plan.rounds
-    m = job.problem.num_clients
-    weights = job.participation.weights(m)
+    m, least = job.problem.num_clients, 1
+    if job.plan is not None:
+        least = job.plan.mechanism.least_cohort
+        if job.plan.budget is not None or job.protocol:  # clients agreed to no more messages than there are rounds
+            budget = job.plan.rounds
+    weights = job.participation.weights(m, least)
     if job.plan is not None:
         weights = weights._replace(noise=job.plan.mechanism.variance / m**2)
     with place.clients(job) as clients:

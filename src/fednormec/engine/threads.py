@@ -96,6 +96,10 @@ class Threads(NamedTuple):
         """Raises UserError if there can be no such threads, or if memories in a file are asked for beyond the CPU."""
         self.pool(job.problem)
         if job.protocol:
+            if self.memories_in is not None:
+                raise UserError(
+                    "memories in a file are not for secure aggregation in one process: keep them in memory."
+                )
             _together().check(job)
         if self.memories_in is not None and job.x.device.type != "cpu":
             kind = job.x.device.type

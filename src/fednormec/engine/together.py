@@ -59,7 +59,8 @@ def opened(
 ) -> Opened | None:  # fmt: skip
     """Returns the sum of a round; None if no attempt came to one that can be used, or the budget pays for no more.
 
-    Each attempt is paid for before it begins: it has noise of its own, and clients count it once they have sent.
+    An attempt is paid for before noise leaves anybody; clients count it once they have sent. What fails earlier costs
+    nothing. The next attempt is without those who did not answer.
 
     Args:
         mechanism: what the noise follows.
@@ -71,15 +72,22 @@ def opened(
         tell: called with why an attempt failed.
         names: names of all clients, by number.
     """
+    asked = dict(roster)
     for attempt in range(1, ATTEMPTS + 1):
-        terms = Terms(*naming, attempt, dict(roster), mechanism.min_survivors, mechanism.colluders, width)
-        if not paying.pay():
+        if len(asked) < mechanism.min_survivors:
+            tell(f"round {naming.round} has no sum: {len(asked)} clients are left to ask, and a sum needs "
+                 f"{mechanism.min_survivors}")  # fmt: skip
+            return None
+        terms = Terms(*naming, attempt, asked, mechanism.min_survivors, mechanism.colluders, width)
+        calls = _Calls(begin(terms))
+        try:
+            words, members = aggregated(terms, calls, paying, tell, names)
+        except NotPaid:
             tell(f"round {naming.round} has no sum: the budget pays for no further attempt")
             return None
-        try:
-            words, members = aggregated(terms, begin(terms), tell, names)
         except TooFew as why:
             tell(f"attempt {attempt} of {ATTEMPTS} at the sum of round {naming.round} failed: {named(why, names)}")
+            asked = {client: key for client, key in asked.items() if client in calls.here}
             continue
         found = Opened(words.view(np.int32).astype(np.int64), tuple(members))
         if float(np.linalg.norm(found.units.astype(float))) > longest_sum(mechanism, len(members), width):
@@ -90,16 +98,38 @@ def opened(
     return None
 
 
+class NotPaid(Exception):
+    """End of an attempt that the budget does not pay for."""
+
+
+class _Calls:
+    """Way to ask that remembers who answered at the first stage."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self.here = ask, frozenset[int]()
+
+    def __call__(self, name: str, bodies: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        found = self._ask(name, bodies)
+        if name == STAGES[0]:
+            self.here = frozenset(found)
+        return found
+
+
 def aggregated(
-    terms: Terms, ask: Ask, tell: Callable[[str], None], names: Sequence[str]
+    terms: Terms, ask: Ask, paying: Paying, tell: Callable[[str], None], names: Sequence[str]
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Takes one attempt through all stages, on the server's side; raises TooFew if not enough clients are left."""
+    """Takes one attempt through all stages, on the server's side.
+
+    Raises TooFew if not enough clients are left, NotPaid if the budget does not pay for what they would send.
+    """
     aggregator = Aggregator(terms)
+    hear = (aggregator.keys, aggregator.shares, aggregator.masked, aggregator.agree)
     try:
         bodies: Mapping[int, bytes] = dict.fromkeys(terms.cohort, b"")
-        for name, hear in zip(STAGES[:-1], (aggregator.keys, aggregator.shares, aggregator.masked, aggregator.agree),
-                              strict=True):  # fmt: skip
-            bodies = hear(ask(name, bodies))
+        for name, heard in zip(STAGES[:-1], hear, strict=True):
+            if name == "masked" and not paying.pay():
+                raise NotPaid
+            bodies = heard(ask(name, bodies))
         return aggregator.unmask(ask(STAGES[-1], bodies))
     finally:
         for member, why in aggregator.refused.items():
@@ -188,25 +218,22 @@ class _Members:
     ) -> Exchanged:
         assert not prime and self._job.plan is not None
         mechanism, senders = self._job.plan.mechanism, cohort.computing[cohort.sending].tolist()
-        before = self.memories.rows[senders].clone()
+        before = self.memories.rows[cohort.computing].clone()
         messages, left_out = self._computed(server, cohort, moment)
         roster = {client: self._keys[client].public_key() for client in senders}
         naming = Naming("process", "process", moment.round)
-        found = None
-        if senders:
-            found = opened(
-                mechanism, self._work.message_width, naming, roster, lambda terms: self._asking(terms, messages),
-                paying, self._place.tell, self._names,
-            )  # fmt: skip
-        heard = set(found.members) if found else set[int]()
-        unheard = [place for place, client in enumerate(senders) if client not in heard]
-        self.memories.rows[[senders[place] for place in unheard]] = before[unheard]  # as if they had not computed
+        found = opened(
+            mechanism, self._work.message_width, naming, roster, lambda terms: self._asking(terms, messages), paying,
+            self._place.tell, self._names,
+        )  # fmt: skip
+        heard = [] if found is None else list(found.members)
+        counts = np.isin(cohort.computing, heard) | (~cohort.sending & (found is not None))
+        self.memories.rows[cohort.computing[~counts]] = before[~counts]  # as if they had not computed
         total = torch.zeros(self._work.message_width, dtype=torch.float64)
         if found is not None and mechanism.grid is not None:
             total = torch.from_numpy(found.units * mechanism.grid.unit)
-        counts = ~cohort.sending | np.isin(cohort.computing, list(heard))
         answered = Cohort(cohort.computing[counts], cohort.sending[counts])
-        return Exchanged(total.to(self._job.x.device), left_out, answered, len(unheard))
+        return Exchanged(total.to(self._job.x.device), left_out, answered, int((~counts).sum()))
 
     def _computed(self, server: Server, cohort: Cohort, moment: Moment) -> tuple[dict[int, np.ndarray], int]:
         """Returns the senders' messages in units, and the number of clients that were left out; moves memories."""

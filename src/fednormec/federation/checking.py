@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fednormec.errors import UserError
 from fednormec.federation.agreement import Federation, for_server, read_federation, split_address
-from fednormec.federation.client import releases_of, stores_of
+from fednormec.federation.client import releases_of, stores_of, together
 from fednormec.federation.joining import Joining, Member, member, require_consent
 from fednormec.federation.keys import (
     CA,
@@ -24,6 +24,7 @@ from fednormec.federation.keys import (
 )
 from fednormec.federation.node import Server, ask_once
 from fednormec.federation.sessions import RUN, Serving, listens_on, roster
+from fednormec.federation.stages import keys_of, own_key
 from fednormec.federation.status import status_address
 from fednormec.privacy.outlook import outlook
 from fednormec.runs.records import finished
@@ -98,13 +99,15 @@ def _of_server(folder: Path, how: Serving, federation: Federation) -> list[Check
         ("disk", lambda: _disk(out, federation)),
         ("run", lambda: _run(out)),
     ]
+    if together(federation):
+        checks.insert(3, ("keys", lambda: _keys(federation)))
     if how.status is not None:
         checks.append(("status page", lambda: _port(*status_address(str(how.status)))))
     return checks
 
 
 def _of_client(folder: Path, how: Joining, mine: Member) -> list[Check]:
-    return [
+    checks: list[Check] = [
         ("settings", lambda: _settings(mine.federation, how.not_private)),
         ("data", lambda: f"{len(mine.own):,} examples"),
         ("certificate", lambda: _certificate(folder, CLIENT_CERTIFICATE, "ask the server's operator for a new one")),
@@ -112,6 +115,18 @@ def _of_client(folder: Path, how: Joining, mine: Member) -> list[Check]:
         ("disk", lambda: _disk(folder, mine.federation)),
         ("server", lambda: _server(folder, mine)),
     ]
+    if together(mine.federation):
+        checks.insert(3, ("keys", lambda: _own_key(folder, mine)))
+    return checks
+
+
+def _keys(federation: Federation) -> str:
+    return f"those of all {len(keys_of(federation))} clients are in federation.toml"
+
+
+def _own_key(folder: Path, mine: Member) -> str:
+    own_key(mine.federation, mine.number, folder)
+    return _keys(mine.federation)
 
 
 def _settings(federation: Federation, not_private: bool) -> str:

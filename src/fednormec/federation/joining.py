@@ -8,13 +8,14 @@ from typing import NamedTuple
 from fednormec.data import Examples
 from fednormec.errors import UserError, visible
 from fednormec.federation.agreement import Federation, for_client, listed, read_federation, split_address
-from fednormec.federation.client import client_of, longest_request, own_data, releases_of
+from fednormec.federation.client import client_of, longest_request, own_data, releases_of, together
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.ending import keep, longest_ending, require_new_file
 from fednormec.federation.expiry import Expiring
 from fednormec.federation.keys import for_joining
 from fednormec.federation.log import Log, Unlogged
 from fednormec.federation.node import Server, Taking, take_part
+from fednormec.federation.stages import own_key
 from fednormec.files import Lines, require_locks
 from fednormec.privacy.mechanism import Plan
 
@@ -160,6 +161,8 @@ def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, 
         yield "code", f"{file}, sha256 {digest}: part of what all agreed on; read it"
     kept = "" if how.keep_model is None else f"; at the end the trained model in {how.keep_model}"
     yield "writes", f"its memory of the training and the number of its messages in {folder} (private){kept}"
+    if together(federation):
+        own_key(federation, mine.number, folder)  # raises UserError if it is not the one that all agreed on
     released = releases_of(federation, folder, how.budget)
     if released is not None:
         yield "so far", released.trouble() or released.said()

@@ -22,7 +22,7 @@ from fednormec.engine.together import STAGES, Ask, Naming, in_units, in_words, n
 from fednormec.errors import BoundBroken, UserError
 from fednormec.federation.agreement import Federation
 from fednormec.federation.client_state import Kept, Store
-from fednormec.federation.keys import CLIENT_KEY, Public, fingerprint, on_roster, private_key
+from fednormec.federation.keys import CLIENT_KEY, Private, Public, fingerprint, on_roster, private_key
 from fednormec.federation.messages import (
     DONE,
     LOST,
@@ -68,14 +68,25 @@ Prepare = Callable[[Request], Prepared | Reply]
 
 def keys_of(federation: Federation) -> tuple[Public, ...]:
     """Returns the clients' public keys that all agreed on, by number; raises UserError if one is missing or wrong."""
-    settings = federation.settings
-    if len(settings.keys) != len(settings.clients) or not all(settings.keys):
-        named = dict(zip(settings.clients, settings.keys, strict=False))
-        missing = [name for name in settings.clients if not named.get(name)]
-        raise UserError("secure aggregation needs the public keys of all clients in federation.toml, and these have "
-                        f"none there: {', '.join(missing)}. Put them on the roster (fednormec federation sign) and "
-                        "send the new federation.toml to all.")  # fmt: skip
-    return tuple(map(on_roster, settings.keys))
+    names, texts = federation.settings.clients, federation.settings.keys
+    missing = [name for name, text in zip(names, [*texts, *[""] * len(names)], strict=False) if not text]
+    if missing or len(texts) > len(names):
+        why = f"these have none there: {', '.join(missing)}" if missing else f"there are {len(texts)} for {len(names)}"
+        raise UserError(f"secure aggregation needs the public keys of all clients in federation.toml, and {why}. Put "
+                        "them on the roster (fednormec federation sign) and send the new file to all.")  # fmt: skip
+    for number, text in enumerate(texts):
+        if text in texts[:number]:
+            first = names[list(texts).index(text)]
+            raise UserError(f"{first} and {names[number]} have the same key in federation.toml: each needs its own.")
+    return tuple(map(on_roster, texts))
+
+
+def own_key(federation: Federation, client: int, folder: Path) -> Private:
+    """Returns a client's own key; raises UserError if it is not the one that all agreed on."""
+    key = private_key(folder / CLIENT_KEY)
+    if fingerprint(key.public_key()) != fingerprint(keys_of(federation)[client]):
+        raise UserError(f"{folder / CLIENT_KEY} is not the key that federation.toml has for this client.")
+    return key
 
 
 class Summing:
@@ -97,9 +108,7 @@ class Summing:
         assert federation.plan is not None
         self._federation, self._client, self._prepare = federation, client, prepare
         self._released, self._tell, self._mechanism = released, tell, federation.plan.mechanism
-        self._keys, self._own = keys_of(federation), private_key(folder / CLIENT_KEY)
-        if fingerprint(self._own.public_key()) != fingerprint(self._keys[client]):
-            raise UserError(f"{folder / CLIENT_KEY} is not the key that federation.toml has for this client.")
+        self._keys, self._own = keys_of(federation), own_key(federation, client, folder)
         job = _job(federation)
         self._work, self._like, self._memory = job.work(), job.x, len(job.algorithm.init(job.x).memory)
         self._memory *= job.algorithm.reads_memory
@@ -201,7 +210,7 @@ class _Masked(Remote):
     def __init__(self, place: SecureWire, run: str, job: Job) -> None:
         super().__init__(place.wire, run, job)
         assert job.plan is not None
-        self._place, self._mechanism, self._left_out = place, job.plan.mechanism, 0
+        self._place, self._mechanism = place, job.plan.mechanism
         self.noisy = True
         self.needed = self._mechanism.min_survivors
 
@@ -209,38 +218,34 @@ class _Masked(Remote):
         self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
     ) -> Exchanged:
         assert not prime, "a federation starts from zero"
-        asked, sends = self._requests(server, cohort, moment), dict[int, bool]()
+        asked = self._requests(server, cohort, moment)
         roster = {client: self._place.keys[client] for client, request in asked.items() if request.sends}
+        found = opened(
+            self._mechanism, self._size, Naming(self._run, self._wire.agreed, moment.round), roster,
+            lambda terms: self._asking(terms, asked), paying, self._wire.tell, self._wire.names,
+        )  # fmt: skip
+        if found is None or self._mechanism.grid is None:  # as if nobody had computed
+            nobody = Cohort(np.zeros(0, np.int64), np.zeros(0, bool))
+            return Exchanged(torch.zeros(self._size, dtype=torch.float64), 0, nobody, len(cohort.computing))
         idle = {client: one for client, one in asked.items() if not one.sends}
-        left_out = sum(not self._moved(client, reply, idle[client], sends)
-                       for client, reply in (self._wire.ask(idle) if idle else {}).items())  # fmt: skip
-        found = None
-        if len(roster) >= self._mechanism.min_survivors:
-            found = opened(
-                self._mechanism, self._size, Naming(self._run, self._wire.agreed, moment.round), roster,
-                lambda terms: self._asking(terms, asked), paying, self._wire.tell,
-                self._wire.names,
-            )  # fmt: skip
-        else:
-            paying.pay()  # a round counts, whoever is there
-        total = torch.zeros(self._size, dtype=torch.float64)
-        if found is not None and self._mechanism.grid is not None:
-            total = torch.from_numpy(found.units * self._mechanism.grid.unit)
-            sends |= dict.fromkeys(found.members, True)
-        self.memories.rows[list(sends), 0] = float(moment.round)
-        heard = sorted(sends)
-        answered = Cohort(np.array(heard, np.int64), np.array([sends[client] for client in heard], bool))
-        return Exchanged(total, left_out, answered, len(cohort.computing) - len(heard))
+        moved = [client for client, reply in (self._wire.ask(idle) if idle else {}).items()
+                 if self._moved(client, reply, idle[client])]  # fmt: skip
+        heard = np.array(sorted([*found.members, *moved]), np.int64)
+        self.memories.rows[heard, 0] = float(moment.round)
+        answered = Cohort(heard, np.isin(heard, found.members))
+        total = torch.from_numpy(found.units * self._mechanism.grid.unit)
+        return Exchanged(total, 0, answered, len(cohort.computing) - len(heard))
 
-    def _moved(self, client: int, reply: Reply | Refused, request: Request, sends: dict[int, bool]) -> bool:
-        """Notes whether a client that does not send has moved its memory; returns False if its answer was refused."""
+    def _moved(self, client: int, reply: Reply | Refused, request: Request) -> bool:
+        """Returns whether a client that does not send has moved its memory."""
         try:
-            if not self._lost(client, reply, request):
-                taken(reply, request, self._size, 0.0)
-                sends[client] = False
+            if self._lost(client, reply, request):
+                return False
+            taken(reply, request, self._size, 0.0)
         except Refused as why:
             self._say(client, REFUSED, f"sent what was refused: {why}")
-        return client in sends or client in self._aside
+            return False
+        return True
 
     def _asking(self, terms: Terms, asked: Mapping[int, Request]) -> Ask:
         """Returns how clients are asked in one attempt; each has a nonce of its own."""
@@ -270,13 +275,13 @@ class _Masked(Remote):
             return None
         try:
             reply = read_stage_reply(data)
-            if reply.status == LOST:
-                self._lost(client, Reply(reply.round, request.nonce, LOST), request)
-                return None
             if reply.status == REFUSED:
                 raise Refused(f"it says: {reply.why}")
             if not secrets.compare_digest(reply.nonce, nonce):
                 raise Refused("it answers another request")
+            if reply.status == LOST:
+                self._lost(client, Reply(reply.round, request.nonce, LOST), request)
+                return None
             return reply.body
         except Refused as why:
             self._say(client, REFUSED, f"is left out of a sum: {why}")

@@ -152,7 +152,14 @@ def epsilon_of_all(releases: Mapping[Release, int], delta: float) -> float:
         plain = Counter[Release]()
         for release, rounds in releases.items():
             plain[_alike(release)] += rounds
-        return smoothed(lambda left: epsilon_of_all(plain, left), delta, distance)
+        found = smoothed(lambda left: epsilon_of_all(plain, left), delta, distance)
+        if math.isfinite(found) or any(release.unlike > NEXT_TO_NOTHING or _unsure(release) for release in releases):
+            return found
+        gaussians = Counter[Release]()
+        for release, rounds in plain.items():
+            gaussians[release if _is_gaussian(release) else _unamplified(release)] += rounds
+        ((together, rounds),) = _with_one_gaussian(gaussians).items()  # as in `epsilon`
+        return _renyi_epsilon(together, rounds, delta)
     kinds = _with_one_gaussian({release: rounds for release, rounds in releases.items() if rounds})
     if len(kinds) < 2:
         return math.fsum(epsilon(release, rounds, delta) for release, rounds in kinds.items())
@@ -173,6 +180,10 @@ def gaussian_log_delta(epsilon: Any, mu: Any) -> np.ndarray:
         outside = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
         logs = inside + np.log1p(-np.exp(np.minimum(outside - inside, 0.0)))
     return np.where(np.isfinite(inside), logs, -np.inf)
+
+
+def _unsure(release: Release) -> bool:
+    return isinstance(release, Open) and release.unsure > 0
 
 
 def _alike(release: Release) -> Release:

@@ -79,6 +79,8 @@ class Question:
             raise UserError("the paper's calibration computes the noise from epsilon: give that.")
         if self.p is not None and self.fixed_size is not None:
             raise UserError("give p (Poisson sampling) or a fixed size of the cohorts, not both.")
+        if self.min_survivors is not None and self.trusts and "secagg" not in self.trusts:
+            raise UserError("min_survivors is for trust = 'secagg': leave it out, or ask for secagg.")
         if self.total_norm is not None:
             at_least_one("the dimension for total_norm", self.total_norm)
             if self.calibration != PAPER and self.noise_std is None:

@@ -55,7 +55,8 @@ class Ledger:
         release = self._plan.mechanism.release()
         kind = "hidden" if isinstance(release, Hidden) else "open"
         about = {"rounds_before": self._plan.rounds_before, "config": self._config}
-        return to_json({"release": {"kind": kind, **release._asdict()}, **about})
+        facts = {name: value for name, value in release._asdict().items() if name != "unlike" or value}
+        return to_json({"release": {"kind": kind, **facts}, **about})
 
     def _line(self, number: int, releases: int) -> str:
         spent = self._plan.spent(releases)

@@ -27,6 +27,7 @@ ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
 NOISES: tuple[Noise, ...] = ("continuous", "discrete")
 PAPER, TOTAL_NORM = "paper", "total_norm"
 LEAST_UNITS = 16.0  # of noise on a grid: from here on the sum of several noises is one noise, for all that is counted
+MOST_UNITS = 2.0**40  # of noise that is drawn
 FEWEST_BITS, WORD = 16, 32  # of units in the radius, and of a number that secure aggregation adds up
 SURVIVE = 0.7  # share of the senders without whom a sum is not opened, by default
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e12
@@ -250,8 +251,12 @@ class Mechanism:
             seed: seed of the run; a secure mechanism takes none.
             round: number of the round.
         """
-        least = max(self.min_cohort, self.min_survivors)
-        return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), least)
+        return self.participation.draw(self.num_clients, self._source(seed, "cohort", round), self.least_cohort)
+
+    @property
+    def least_cohort(self) -> int:
+        """Number of senders below which a round is called off."""
+        return max(self.min_cohort, self.min_survivors)
 
     def noise(self, dim: int, senders: int, seed: int, round: int, client: int | None = None) -> np.ndarray:
         """Draws the noise in a round's sum, float64 (dim,): one draw in central, also when nobody was drawn.
@@ -509,6 +514,8 @@ def plan(
         raise UserError(f"noise of std {mechanism.noise_std:g} is too little for a grid: it needs "
                         f"{LEAST_UNITS / mechanism.grid.steps:.2g} at least; ask for more noise, or for "
                         "privacy.noise = 'continuous'.")  # fmt: skip
+    if mechanism.grid is not None:
+        _require_room(mechanism)
     if budget is not None and asked.noise_std is not None:
         affordable = max(0, mechanism.affordable(before + rounds, budget, asked.delta) - before)
         if not affordable:
@@ -522,6 +529,20 @@ def plan(
         mechanism, affordable, rounds, asked.delta, budget, before, nominal, asked.noise_scale == TOTAL_NORM,
         asked.settings_from_data, dim,
     )  # fmt: skip
+
+
+def _require_room(mechanism: Mechanism) -> None:
+    """Raises UserError if noise on the grid, or a sum with it, is beyond what is drawn or added."""
+    m, grid = mechanism.num_clients, mechanism.grid
+    assert grid is not None
+    if mechanism.noise_std * grid.steps * math.sqrt(m) > MOST_UNITS:
+        raise UserError(f"noise of std {mechanism.noise_std:g} is too much for a grid: ask for less noise, or for "
+                        "privacy.noise = 'continuous'.")  # fmt: skip
+    if mechanism.protocol and grid.steps * (m + 10 * mechanism.noise_std * math.sqrt(m)) >= 2 ** (WORD - 1):
+        raise UserError(
+            f"secure aggregation adds numbers of {WORD} bits, into which the sum of {m:,} messages with "
+            f"noise of std {mechanism.noise_std:g} does not fit: ask for fewer clients, or less noise."
+        )
 
 
 def least_survivors(asked: Privacy, num_clients: int, participation: Participation) -> int:

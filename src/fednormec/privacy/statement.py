@@ -78,7 +78,9 @@ def state(
             whole one, and ε is that of all its rounds: the ε of those that ran would need a number fixed beforehand.
     """
     mechanism = plan.mechanism
-    whole = plan.rounds + (again if plan.budget is None else 0)  # a budget counts what is drawn again
+    whole = plan.rounds + (
+        again if plan.budget is None and not mechanism.protocol else 0
+    )  # a budget counts what is drawn again
     counted = rounds if ended is None else max(rounds, whole)
     epsilon, second = plan.epsilon(counted), mechanism.epsilon(plan.rounds_before + counted, plan.delta, "rdp")
     facts: dict[str, Any] = {

@@ -40,7 +40,8 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
     known = 0 if checkpoint is None else checkpoint.facts.releases
     spent = spent_in(folder)
     paid = 0 if spent is None else spent.rounds
-    released = known if experiment.privacy is None else max(known, records)
+    without = experiment.privacy is None or experiment.privacy.protocol  # whose rounds may have no release
+    released = known if without else max(known, records)
     if paid < released:
         raise UserError(
             f"ledger.jsonl has {paid} rounds, but {released} were released: it is damaged; nothing was changed."

@@ -107,11 +107,9 @@ def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, s
     """Returns the summary of a run that has finished."""
     rounds, (status, why) = tally.rounds, ending
     if statement is not None and why is None and rounds < experiment.run.rounds:
-        status = "budget_spent"
-        why = (
-            f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed the budget of "
-            f"ε = {statement.facts['budget']:g}"
-        )
+        status, budget = "budget_spent", statement.facts["budget"]
+        beyond = f"the budget of ε = {budget:g}" if budget is not None else "as many sums as clients agreed to"
+        why = f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed {beyond}"
     summary = Summary(
         {
             "method": experiment.algorithm.name,

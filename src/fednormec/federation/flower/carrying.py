@@ -12,7 +12,7 @@ from fednormec.errors import UserError
 
 HEAD = struct.Struct(">QQI")  # the run, the node, the length of the request
 LENGTH = struct.Struct(">I")
-SPARE = 2**21  # bytes of an answer beyond two vectors for each of the request's
+MOST = 2**30  # bytes of an answer: a masked vector is long, and the app does not know how long
 PATIENCE = 3600.0  # seconds that an answer may take: the server gives up long before
 IDS = 2**64  # numbers of runs and nodes that there are
 
@@ -38,7 +38,7 @@ def carry(path: str, body: bytes, run: int, node: int) -> bytes:
             wire.sendall(HEAD.pack(run % IDS, node % IDS, len(body)))
             wire.sendall(body)
             (length,) = LENGTH.unpack(exactly(wire, LENGTH.size, end))
-            if length > 2 * len(body) + SPARE:
+            if length > MOST:
                 raise Broken(f"its answer would have {length:,} bytes")
             return exactly(wire, length, end)
     except (OSError, Broken) as error:
