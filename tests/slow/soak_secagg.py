@@ -162,8 +162,9 @@ class Checks:
 
     The sum that was released is that of the messages of its members, as their disks have them, and of the noise that
     they drew: to the last unit. It has enough members. The server's memory is the mean of the clients' memories that
-    count, and the noise so far. Payments are as many as attempts that came to masked vectors. No client has counted fewer messages than left it, or
-    more than were paid for. At the end the noise has the std that was agreed on, and mean zero.
+    count, and the noise so far. Payments are as many as attempts that came to masked vectors. No client
+    has counted fewer messages than left it, or more than were paid for. At the end the noise has the std that was
+    agreed on, and mean zero.
     """
 
     def __init__(self, network: Shaky, ledger: Ledger) -> None:

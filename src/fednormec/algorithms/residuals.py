@@ -77,16 +77,9 @@ def error_control(name: str, local: LocalUpdate, bound: Bound, *, error_weight: 
         return Step(h, eta, h, noise=weights.noise * weights.memory**2 * (server.round + 1))
 
     return Algorithm(
-        name,
-        local,
-        bound,
-        init,
-        Bounded(client_, bound),
-        server,
-        memory_slots=2,
-        keeps_updates=True,
+        name, local, bound, init, Bounded(client_, bound), server, memory_slots=2, keeps_updates=True,
         idle_clients_advance=True,
-    )
+    )  # fmt: skip
 
 
 def _most(rows: Tensor) -> float:
