@@ -66,3 +66,24 @@ def test_other_bad_rules_are_refused():
         fn.fixed_size(21).weights(20)
     with pytest.raises(fn.UserError, match="'advance' or 'sleep'"):
         fn.poisson(0.5, "doze")
+
+
+@pytest.mark.parametrize("p, least", [(0.3, 1), (0.3, 2), (0.5, 7), (0.9, 12)])
+def test_weights_undo_the_sampling_of_the_rounds_that_are_held(p, least):
+    sizes = np.arange(least, M + 1)
+    mass = stats.binom.pmf(sizes, M, p)
+    sends = (sizes / M * mass).sum() / mass.sum() if least > 1 else p
+    assert fn.poisson(p).rate_if_held(M, least) == pytest.approx(sends, rel=1e-12)
+    assert fn.poisson(p).weights(M, least).average == pytest.approx(1 / sends, rel=1e-12)
+    assert fn.fixed_size(8).weights(M, min(least, 8)).average == 12 / 8
+
+
+@pytest.mark.parametrize("rule, least, why", [
+    (fn.poisson(0.05), 5, "a round needs 5 senders, and with poisson(0.05) of 12 clients that has a probability of "),
+    (fn.poisson(1e-300), 12, "a probability of 0"),
+    (fn.fixed_size(4), 5, "a round needs 5 senders, and fixed_size(4) draws 4 clients"),
+])  # fmt: skip
+def test_a_floor_that_hardly_any_round_reaches_is_refused(rule, least, why):
+    with pytest.raises(fn.UserError) as found:
+        rule.weights(M, least)
+    assert why in str(found.value) and "privacy.min_survivors" in str(found.value)

@@ -143,6 +143,7 @@ def test_a_neural_problem_takes_constants_from_its_user(fednormec_):
         (("participation.name=fixed_size", "participation.m=5"), "not of fixed_size"),
         (("participation.idle=sleep",), "no theorem covers idle = 'sleep'"),
         (("privacy.trust=secagg", "privacy.min_cohort=3"), "min_cohort"),
+        (("privacy.trust=secagg", "privacy.protocol=true"), "min_survivors"),
         (("method.name=alpha_normec", "participation.name=full", "method.batch_size=5"), "mini-batch"),
         (("constants.smoothness=-1",), "constants.smoothness must be a positive number"),
         (("constants.smothness=1",), "did you mean 'smoothness'"),

@@ -384,6 +384,7 @@ def test_only_participation_that_a_theorem_covers():
         (fn.fixed_size(3), 1, "fixed_size"),
         (fn.poisson(0.3, "sleep"), 1, "sleep"),
         (fn.poisson(0.3), 2, "min_cohort"),
+        (fn.poisson(0.3), 2, "min_survivors"),
     ]:
         with pytest.raises(fn.UserError, match=why):
             covered_rate(participation, 8, least)

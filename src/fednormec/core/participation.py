@@ -9,6 +9,7 @@ from fednormec.core.randomness import Source
 from fednormec.errors import UserError, at_least_one, one_of
 
 Idle = Literal["advance", "sleep"]
+SELDOM = 0.01  # share of rounds with enough senders below which a rule and a floor do not fit together
 
 
 class Cohort(NamedTuple):
@@ -91,12 +92,34 @@ class Participation(NamedTuple):
             num_clients: number of clients M.
             min_cohort: a cohort that is smaller is called off; the p of the weights is that of the others.
         """
+        p = self.rate_if_held(num_clients, min_cohort)
+        return Weights(average=1 / p, memory=1 / p if self.idle == "advance" else 1.0)
+
+    def rate_if_held(self, num_clients: int, min_cohort: int) -> float:
+        """Returns the probability that a client sends in a round that is not called off.
+
+        Raises UserError if hardly any round would be held.
+
+        Args:
+            num_clients: number of clients M.
+            min_cohort: a cohort that is smaller is called off.
+        """
         p = self.rate(num_clients)
-        if self.select is None and min_cohort > 1:
+        if min_cohort <= 1:
+            return p
+        held, why = 1.0, f"{self.name} draws {round(p * num_clients)} clients"
+        if self.select is None:
             from scipy.stats import binom
 
-            p = float(p * binom.sf(min_cohort - 2, num_clients - 1, p) / binom.sf(min_cohort - 1, num_clients, p))
-        return Weights(average=1 / p, memory=1 / p if self.idle == "advance" else 1.0)
+            held = float(binom.sf(min_cohort - 1, num_clients, p))
+            why = f"with {self.name} of {num_clients:,} clients that has a probability of {held:.2g}"
+            p *= float(binom.sf(min_cohort - 2, num_clients - 1, p) / held) if held else 1.0
+        elif self.least(num_clients) == round(p * num_clients) < min_cohort:  # as of a fixed size
+            held = 0.0
+        if held < SELDOM:
+            raise UserError(f"a round needs {min_cohort} senders, and {why}: ask for fewer (privacy.min_cohort, "
+                            "privacy.min_survivors), or draw more.")  # fmt: skip
+        return p
 
 
 def full() -> Participation:

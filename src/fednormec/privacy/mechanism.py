@@ -399,8 +399,8 @@ class Mechanism:
 
     @property
     def _senders(self) -> float:
-        """Expected number of senders in a round."""
-        return self.participation.rate(self.num_clients) * self.num_clients
+        """Expected number of senders in a round that is not called off."""
+        return self.participation.rate_if_held(self.num_clients, self.least_cohort) * self.num_clients
 
     @property
     def _std(self) -> float:

@@ -16,7 +16,7 @@ from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
 from fednormec.engine.planning import planned, require_bounded
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import Plan, Privacy, plan
+from fednormec.privacy.mechanism import Plan, Privacy, least_survivors, plan
 from fednormec.theory.corrected import Promise, promise
 from fednormec.theory.planner import NoiseAt
 from fednormec.theory.setting import (
@@ -204,7 +204,10 @@ def _question(
 
 
 def _rate(said: Rules, clients: int) -> float:
-    return covered_rate(said.participation, clients, 1 if said.privacy is None else said.privacy.min_cohort)
+    floor = 1
+    if said.privacy is not None:
+        floor = max(said.privacy.min_cohort, least_survivors(said.privacy, clients, said.participation))
+    return covered_rate(said.participation, clients, floor)
 
 
 def _constants(problem: Problem, x0: Tensor, local: Local, given: dict[str, Any], missing: list[str]) -> Constants:

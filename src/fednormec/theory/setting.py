@@ -219,7 +219,8 @@ def covered_rate(participation: Participation, clients: int, min_cohort: int = 1
     if participation.idle != "advance":
         raise UserError("no theorem covers idle = 'sleep': the theorems need clients that are not drawn to advance.")
     if min_cohort > 1:
-        raise UserError("no theorem covers min_cohort > 1 with sampling: rounds that are called off bias the memory.")
+        raise UserError("with sampling no theorem covers rounds that are called off because too few send "
+                        "(min_cohort, min_survivors).")  # fmt: skip
     return p
 
 
