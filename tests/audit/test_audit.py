@@ -683,6 +683,8 @@ def test_mistakes_are_told():
         audit_mechanism(CENTRAL, 10, 1.0)
     with pytest.raises(fn.UserError, match="messages of length 1, but Clip21 bounds them by 0.5"):
         audit_mechanism(CENTRAL, 10, DELTA, algorithm=fn.clip21(tau=0.5))
+    with pytest.raises(fn.UserError, match="give it grid_dim"):
+        audit_mechanism(replace(CENTRAL, secure=True), 10, DELTA)
     with pytest.raises(fn.UserError, match="side_rounds"):
         audit_mechanism(CENTRAL, 10, DELTA, side_rounds=0)
     with pytest.raises(fn.UserError, match="at least 40 canaries"):

@@ -10,8 +10,9 @@ from dp_accounting.pld.privacy_loss_distribution import from_discrete_gaussian_m
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import fednormec as fn
 from fednormec.errors import UserError
-from fednormec.privacy.accounting import Open, epsilon, gaussian_log_delta
+from fednormec.privacy.accounting import NEXT_TO_NOTHING, Accountant, Open, epsilon, gaussian_log_delta
 from fednormec.privacy.grid import HEADROOM, MOST_TERMS, _sum_gap, gap, smoothed
 
 SIGMAS = (2, 3, 4, 8, 16, 32, 64)
@@ -311,3 +312,13 @@ def test_there_is_no_epsilon_where_the_distance_takes_all_of_delta(eps, delta, d
 def test_a_distance_is_a_number(distance):
     with pytest.raises(UserError, match="the distance"):
         smoothed(lambda left: 1.0, 1e-5, distance)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_very_large_epsilon_falls_back_on_renyi_once(accountant: Accountant) -> None:
+    """Rényi accounting itself has no second answer: the first is its own, or none."""
+    mechanism = fn.Mechanism(20, fn.full(), 0.01, grid_dim=1000)
+    release = mechanism.release()
+    assert 0 < release.unlike <= NEXT_TO_NOTHING
+    found = mechanism.epsilon(100, 1e-5, accountant)
+    assert found == math.inf if accountant == "rdp" else 1e5 < found < 1e7

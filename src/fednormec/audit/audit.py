@@ -185,6 +185,9 @@ def audit_mechanism(
     at_least_one("rounds", rounds)
     at_least_one("side_rounds", side_rounds)
     require_delta(delta)
+    if mechanism.secure and mechanism.grid is None:
+        raise UserError("a mechanism with secure noise needs a grid: give it grid_dim, the number of coordinates of a "
+                        "message.")  # fmt: skip
     if trials is not None:
         _enough(trials)
     stage = stage_for(mechanism, algorithm, dim, dtype, trials)

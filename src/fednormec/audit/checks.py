@@ -116,7 +116,8 @@ def any_three(rows: np.ndarray) -> float:
 def repeated(*noise: np.ndarray, step: float | None = None) -> float:
     """Tests whether more magnitudes among all these numbers agree to eleven digits than chance brings about.
 
-    On a grid many agree by chance: there it looks at pairs of neighbours, in cells of 16 steps.
+    On a grid many agree by chance: there it looks at pairs of neighbours, in cells of 16 steps. It sees repetitions if
+    the noise has thousands of steps; with fewer, whole rounds that repeat show in `any_two_rounds` alone.
 
     Args:
         noise: rows of standard normals; zeros do not count.

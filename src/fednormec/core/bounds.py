@@ -44,7 +44,8 @@ class Grid(NamedTuple):
 
     def truncated(self, messages: "Messages") -> Tensor:
         """Returns messages rounded towards zero to numbers of the grid, all new."""
-        return self.truncate_(messages.whole().clone())
+        rows, factors = messages.rows, messages.factors
+        return self.truncate_(rows.clone() if factors is None else rows * factors[:, None])
 
     def require(self, units: Tensor, sends: Tensor) -> None:
         """Raises TooLong if a message that is sent is not on the grid, or is longer than the radius.

@@ -26,9 +26,6 @@ def planned(
     require_bounded(algorithm)
     participation = algorithm.rule(participation)
     x, width = problem.init(generator(0, "init")), algorithm.message_width(problem.dim)
-    if privacy.secure and not privacy.discrete and x.dtype == torch.float64:
-        raise UserError("secure noise that is continuous shows in the low bits of float64 numbers who sent nothing: "
-                        "leave privacy.noise out, which puts noise on a grid, or compute in float32.")  # fmt: skip
     exactly = regroups(participation, problem)
     rounding = summing_error(problem.num_clients, x.dtype, exactly) + norm_error(x.new_empty(0, width))
     found = plan(privacy, problem.num_clients, participation, algorithm.bound.radius, width, rounds, rounding)

@@ -34,9 +34,7 @@ TIGHT = 1e-30  # for a smaller δ what is cut off of every round can count, and 
 LOG_IGNORED = math.log(1e-50)  # counted in full as δ
 LARGEST_WIDTH = 32.0  # e^width must be a number
 CLOSEST = 1e-9  # relative width at which a search ends
-NEXT_TO_NOTHING = (
-    1e-15  # distance below which the sum of several noises on a grid is one noise, for all that is counted
-)
+NEXT_TO_NOTHING = 1e-15  # distance below which noise has 16 units and more, so that a sum of noises is one noise
 MOST_EXCESS, MOST_GUESSED = 1e6, 1e300  # limits of numbers that a search interpolates between, and of where it begins
 RENYI_ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)
 
@@ -91,7 +89,7 @@ def epsilon(release: Release, rounds: int, delta: float, accountant: Accountant 
         found = smoothed(lambda left: epsilon(plain, rounds, left, accountant), delta, rounds * release.unlike)
         # e^ε times the distance outgrows δ where ε is large; Rényi's divergences of discrete Gaussians are no larger
         # than those of continuous ones (Canonne, Kamath and Steinke 2020), so that nothing is to be added there
-        if math.isfinite(found) or release.unlike > NEXT_TO_NOTHING:
+        if math.isfinite(found) or release.unlike > NEXT_TO_NOTHING or accountant == "rdp":
             return found
         return _renyi_epsilon(plain if isinstance(plain, Open) else _unamplified(plain), rounds, delta)
     if accountant == "rdp":

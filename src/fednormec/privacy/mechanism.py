@@ -62,7 +62,8 @@ class Privacy:
             PRIVATE.
         randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
         noise: "discrete" (whole numbers on a grid, to which messages are rounded: nothing shows in low bits) or
-            "continuous" (floating-point numbers). None: discrete where noise comes from the operating system.
+            "continuous" (floating-point numbers, with a seed only). None: discrete where noise comes from the operating
+            system.
         stream: seeded runs with the same seed and different streams draw cohorts and noise of their own; with one
             stream they share them, and what one publishes undoes the noise of the other.
         settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
@@ -108,6 +109,9 @@ class Privacy:
             raise UserError(f"protocol = true is for trust = 'secagg', whose stages it runs; not for '{self.trust}'.")
         if self.protocol and self.noise == "continuous":
             raise UserError("secure aggregation adds whole numbers: leave privacy.noise out, or set it to 'discrete'.")
+        if self.secure and not self.discrete:
+            raise UserError("secure noise that is continuous shows in the low bits of the sums who sent nothing: leave "
+                            "privacy.noise out, which puts noise on a grid.")  # fmt: skip
         if self.min_survivors is not None:
             if not self.protocol:
                 raise UserError("min_survivors is for secure aggregation that really runs: set protocol = true, or "
@@ -512,8 +516,7 @@ def plan(
         mechanism = replace(mechanism, noise_std=require_noise(std, "noise by total norm", "more noise"))
     if mechanism.grid is not None and mechanism.noise_std * mechanism.grid.steps < LEAST_UNITS:
         raise UserError(f"noise of std {mechanism.noise_std:g} is too little for a grid: it needs "
-                        f"{LEAST_UNITS / mechanism.grid.steps:.2g} at least; ask for more noise, or for "
-                        "privacy.noise = 'continuous'.")  # fmt: skip
+                        f"{LEAST_UNITS / mechanism.grid.steps:.2g} at least; ask for more noise.")  # fmt: skip
     if mechanism.grid is not None:
         _require_room(mechanism)
     if budget is not None and asked.noise_std is not None:
@@ -535,9 +538,12 @@ def _require_room(mechanism: Mechanism) -> None:
     """Raises UserError if noise on the grid, or a sum with it, is beyond what is drawn or added."""
     m, grid = mechanism.num_clients, mechanism.grid
     assert grid is not None
-    if mechanism.noise_std * grid.steps * math.sqrt(m) > MOST_UNITS:
-        raise UserError(f"noise of std {mechanism.noise_std:g} is too much for a grid: ask for less noise, or for "
-                        "privacy.noise = 'continuous'.")  # fmt: skip
+    drawn_at_once = 1 if mechanism.trust == "central" else m
+    if mechanism.noise_std * grid.steps * math.sqrt(drawn_at_once) > MOST_UNITS:
+        raise UserError(
+            f"noise of std {mechanism.noise_std:g} is too much for a grid, where up to "
+            f"{MOST_UNITS / grid.steps / math.sqrt(drawn_at_once):.2g} can be drawn: ask for fewer rounds or more ε."
+        )
     if mechanism.protocol and grid.steps * (m + 10 * mechanism.noise_std * math.sqrt(m)) >= 2 ** (WORD - 1):
         raise UserError(
             f"secure aggregation adds numbers of {WORD} bits, into which the sum of {m:,} messages with "

@@ -125,5 +125,5 @@ def differs(round: int, experiment: Experiment) -> Iterator[str]:
     said = f"round {round} came out differently from before the interruption"
     if experiment.privacy is None:
         yield said
-    elif experiment.privacy.randomness == "seeded":
+    elif not experiment.privacy.secure:
         yield f"{said}: with the same noise, whoever has seen both learns more than ε says"
