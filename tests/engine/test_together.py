@@ -173,7 +173,7 @@ dtype = "float64"
     assert (done["status"], done["rounds"]) == ("done", 12)
     paid = fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds
     assert paid == 12 if participation == "full" else paid < 12
-    assert "learns sums over at least 4 messages" in " ".join(done["statement"].split())
+    assert "learns noisy sums alone, over 4 messages or more" in " ".join(done["statement"].split())
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_a_changed_roster_says_what_was_spent_and_what_comes_on_top(fed: Path, f
     before, after = (float(one) for one in re.findall(r"ε ≤ ([\d.]+)", said.out))
     assert before == pytest.approx(mechanism.epsilon(8, 1e-5), abs=0.01)
     assert after == pytest.approx(mechanism.epsilon(14, 1e-5), abs=0.01) and after > before
-    assert f"{fed / 'other'} is not in this number: its δ, trust or adjacency is another" in said.out
+    assert f"{fed / 'other'} is not in this number: its δ, trust, adjacency or colluders are others" in said.out
     (fed / "run" / "ledger.jsonl").write_text("{}\n")
     assert f"{fed / 'run'} is not in this number: " in fednormec_("federation", "add", fed, "summer").out
 

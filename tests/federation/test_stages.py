@@ -236,7 +236,7 @@ def test_the_statement_says_what_the_protocol_promises_and_what_it_takes_to_be_s
     *_, last = network.rounds()
     said = " ".join(last.statement.text.split())
     for part in (
-        "learns sums over at least 3 messages", "ask whom it likes", "a sum has 3 messages or more",
+        "noisy sums alone, over 3 messages or more", "ask whom it likes", "a sum has 3 messages or more",
         "discrete Gaussian", "what secure aggregation takes to be so", "one of them can spoil a sum",
     ):  # fmt: skip
         assert part in said, part

@@ -290,6 +290,45 @@ def test_the_statement_says_what_it_rests_on():
         assert words in " ".join(fixed.text.split())
 
 
+STAGED = {"noise_std": 3.0, "trust": "secagg", "protocol": True}
+
+
+@pytest.mark.parametrize("more, alone", [({"min_survivors": 6}, True), ({"min_survivors": 9}, False)])
+def test_the_statement_of_secure_aggregation_takes_off_the_colluders(more, alone):
+    said = " ".join(state(planned(fn.full(), 10, **STAGED, **more, colluders=5), 10).text.split())
+    left = more["min_survivors"] - 5
+    assert f"with the messages of 5 colluders taken off, over {left} or more" in said
+    assert ("which can be one message with its own noise" in said) == alone
+    without = " ".join(state(planned(fn.full(), 10, **STAGED, **more), 10).text.split())
+    assert "taken off" not in without and "secure aggregation itself" not in without
+
+
+def test_a_simulation_of_secure_aggregation_says_that_it_is_one():
+    said = " ".join(state(planned(fn.full(), 10, noise_std=3.0, trust="secagg"), 10).text.split())
+    assert "not covered secure aggregation itself: the program that ran saw every message" in said
+
+
+@pytest.mark.parametrize("asked", [STAGED, {"noise_std": 30.0, "trust": "local", "draws": "server"}])
+@pytest.mark.parametrize("rounds", [0, 4])
+def test_a_run_under_a_server_that_nobody_trusts_counts_all_rounds_that_were_agreed_on(asked, rounds):
+    """Such a server can end it when it has seen what it wants: no number of rounds is fixed beforehand but all."""
+    whole = planned(fn.full(), 10, **asked)
+    early, done = state(whole, rounds), state(whole, 10)
+    assert early.epsilon == done.epsilon == whole.epsilon(10) > whole.epsilon(rounds)
+    assert early.facts["rounds"] == rounds and early.facts["rounds_counted"] == 10
+    assert "is up to a server that nobody trusts" in " ".join(early.text.split())
+    assert "is up to a server that nobody trusts" not in " ".join(done.text.split())
+    assert state(planned(fn.full(), 10, noise_std=3.0), rounds).facts["rounds_counted"] == rounds
+
+
+@pytest.mark.parametrize("trust, drawn_at_once", [("central", 1), ("secagg", 20), ("local", 20)])
+def test_noise_that_is_too_much_for_a_grid_is_said_with_how_much_is_not(trust, drawn_at_once):
+    most = 2.0**20 / math.sqrt(drawn_at_once)
+    planned(fn.full(), noise="discrete", noise_std=0.999 * most, trust=trust)
+    with pytest.raises(fn.UserError, match=f"where up to {most:.2g} can be drawn".replace("+", r"\+")):
+        planned(fn.full(), noise="discrete", noise_std=1.001 * most, trust=trust)
+
+
 def test_epsilon_does_not_depend_on_steps():
     def methods():
         for alpha, beta, step, server_step in ((0.01, 0.1, 0.01, 0.01), (10.0, 0.1, 0.2, 0.01), (0.01, 1.0, 0.01, 1.0)):

@@ -395,6 +395,13 @@ def test_cells_of_an_earlier_grid_and_a_torn_ledger(here: None, tmp_path: Path) 
     [
         ([{"privacy.noise_std": 1.0}, {"privacy.noise_std": 1.0, "privacy.trust": "local"}], "differ in δ, trust"),
         ([{"privacy.noise_std": 1.0}, {"privacy.noise_std": 1.0, "privacy.delta": 1e-6}], "no one ε of them all"),
+        (
+            [
+                {"privacy.noise_std": 1.0, "privacy.trust": "local", "privacy.draws": who}
+                for who in ("honest", "server")
+            ],
+            "who draws",
+        ),
         ([{"privacy.noise_std": 1.0}, {"privacy.noise_std": 1.0, "privacy.adjacency": "replace_one"}], "adjacency"),
         ([{"privacy.noise_std": 1.0}, {"name": "bare", "local.steps": 1}], "NOT PRIVATE: 1 of these runs had no noise"),
         ([{"privacy.noise_std": 1.0, "privacy.noise_scale": "total_norm"}], "NOT PRIVATE: noise in some of these runs"),

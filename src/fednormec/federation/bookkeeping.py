@@ -12,7 +12,7 @@ from fednormec.privacy.accounting import epsilon_of_all
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.ledger import spent_in
 
-SAME = ("delta", "trust", "adjacency")  # what one ε of several trainings needs
+SAME = ("delta", "trust", "adjacency", "colluders")  # what one ε of several trainings needs
 
 
 def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
@@ -42,7 +42,8 @@ def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
         if spent is not None and alike:
             counts[spent.release] += spent.rounds
         elif spent is not None:
-            apart.append(f"{run} is not in this number: its δ, trust or adjacency is another, and its ε comes on top")
+            apart.append(f"{run} is not in this number: its δ, trust, adjacency or colluders are others, and its ε "
+                         "comes on top")  # fmt: skip
     if not counts:
         return ["no training of this federation has spent anything yet", *apart]
     rounds, before = sum(counts.values()), epsilon_of_all(counts, plan.delta)

@@ -26,9 +26,12 @@ TRUST = {
     "noisy message and who sent it",
 }
 PROTOCOL = (
-    "nobody is trusted with a message: each sender adds its own noise, and the server learns sums over at least "
-    "{least} messages, which the senders enforce, and nothing of a single one"
+    "nobody is trusted with a message: each sender adds its own noise, and the server learns noisy sums alone, over "
+    "{least} messages or more, which the senders enforce{colluding}"
 )
+COLLUDING = "; with the messages of {colluders} colluders taken off, over {honest} or more{single}"
+SINGLE = ", which can be one message with its own noise"
+SIMULATED = "secure aggregation itself: the program that ran saw every message, and added noise as if it had not"
 ASSUMED = (
     "what secure aggregation takes to be so: its cryptography (X25519, HKDF, AES, ECDSA, SHA-256) and its programs "
     "hold, the clients' keys are theirs alone, and no more of them collude with the server, or leave out their noise, "
@@ -72,16 +75,16 @@ def state(
     Args:
         plan: what the run kept to.
         rounds: number of releases.
-        again: number of them that were of rounds that were interrupted and then drawn again.
+        again: number of them that were of rounds that were interrupted and then drawn again; does not matter where the
+            protocol runs, since there all attempts count alike.
         besides: entries that follow from where it ran.
         ended: why it ended before its rounds, where something that was released decided that. Such a run is part of the
             whole one, and ε is that of all its rounds: the ε of those that ran would need a number fixed beforehand.
     """
     mechanism = plan.mechanism
-    whole = plan.rounds + (
-        again if plan.budget is None and not mechanism.protocol else 0
-    )  # a budget counts what is drawn again
-    counted = rounds if ended is None else max(rounds, whole)
+    again = 0 if mechanism.protocol else again
+    whole = plan.rounds + (again if plan.budget is None else 0)  # a budget counts what is drawn again
+    counted = rounds if ended is None and mechanism.draws == "honest" else max(rounds, whole)
     epsilon, second = plan.epsilon(counted), mechanism.epsilon(plan.rounds_before + counted, plan.delta, "rdp")
     facts: dict[str, Any] = {
         "private": not plan.total_norm and math.isfinite(epsilon),
@@ -146,6 +149,8 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
     yield "unit", f"the client with its whole data set; neighbours: {ADJACENCY[m.adjacency]}"
     yield "trust", trust(m)
     what = "rounds of noisy messages" if m.trust == "local" else "noisy sums, one a round,"
+    if m.protocol:
+        what = "attempts at a noisy sum, each counted as one,"
     repeated = f" ({again} of them of rounds that were interrupted and drawn again)" if again else ""
     yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory{repeated}"
     where = "the sum" if m.trust == "central" else "each message"
@@ -183,7 +188,11 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
 def trust(mechanism: Mechanism) -> str:
     """Returns who is trusted with what, in words."""
     if mechanism.protocol:
-        return PROTOCOL.format(least=mechanism.min_survivors) + DRAWS["server"]
+        honest = mechanism.min_survivors - mechanism.colluders
+        single = SINGLE if honest == 1 else ""
+        taken = COLLUDING.format(colluders=mechanism.colluders, honest=honest, single=single)
+        said = PROTOCOL.format(least=mechanism.min_survivors, colluding=taken if mechanism.colluders else "")
+        return said + DRAWS["server"]
     return TRUST[mechanism.trust] + ("" if mechanism.trust == "central" else DRAWS[mechanism.draws])
 
 
@@ -202,6 +211,13 @@ def _early(plan: Plan, rounds: int, counted: int, ended: str | None) -> Iterator
             f"after {rounds} of {plan.rounds} rounds: {ended}. What was released decided that, so ε counts "
             f"{counted} rounds; {up(plan.epsilon(rounds))} would hold for {rounds} if that number had been fixed "
             "beforehand",
+        )
+    elif counted > rounds:
+        what = "sums" if plan.mechanism.protocol else "rounds"
+        yield (
+            "counted",
+            f"all {counted} {what} that were agreed on: how many there are is up to a server that nobody trusts; "
+            f"{up(plan.epsilon(rounds))} would hold for {rounds} if that number had been fixed beforehand",
         )
 
 
@@ -227,9 +243,10 @@ def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
         yield "parties that leave the protocol, such as a server that chooses whom to ask"
     if m.protocol:
         yield ASSUMED
+    elif m.trust == "secagg":
+        yield SIMULATED
     if m.grid is None:
-        gaps = "" if m.secure else ", which seeded noise does nothing about"
-        yield f"the gaps between floating-point numbers{gaps}"
+        yield "the gaps between floating-point numbers, which seeded noise does nothing about"
     yield "the last digits of a message, which can depend on the clients computed beside it"
     if not m.secure:
         yield ("whoever knows the seed, or sees two runs with the same seed and stream: noise and cohorts follow from "

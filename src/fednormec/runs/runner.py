@@ -410,7 +410,7 @@ def _statement(run: _Run, ended: str | None) -> Statement | None:
     experiment, folder, says = run.experiment, run.folder, run.site.says
     for said in () if folder.differs is None else differs(folder.differs, experiment):
         run.site.tell(f"{said}.")
-        if experiment.privacy is not None and experiment.privacy.randomness == "seeded":
+        if experiment.privacy is not None and not experiment.privacy.secure:
             says = (*says, ("not covered", said))
     if experiment.privacy is None:
         return None
@@ -421,7 +421,7 @@ def _statement(run: _Run, ended: str | None) -> Statement | None:
             experiment.run.rounds,
         )  # fmt: skip
         folder.open_ledger(plan)
-    return state(plan, folder.releases, run.paying.again, says, ended) if folder.releases else None
+    return state(plan, folder.releases, run.paying.again, says, ended)
 
 
 def _with_texts(summary: Summary, folder: RunFolder) -> Summary:

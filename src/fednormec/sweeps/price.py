@@ -15,7 +15,7 @@ from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.ledger import Spent, spent_in
 from fednormec.privacy.mechanism import TOTAL_NORM
 
-SAME_PROMISE = ("delta", "trust", "adjacency", "colluders")
+SAME_PROMISE = ("delta", "trust", "adjacency", "colluders", "protocol", "draws")
 
 
 class Price(NamedTuple):
@@ -114,7 +114,7 @@ def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
     if any(privacy.get("noise_scale") == TOTAL_NORM for privacy in asked):
         return f"{NOT_PRIVATE}: noise in some of these runs protects nobody"
     if len({tuple(privacy.get(key) for key in SAME_PROMISE) for privacy in asked}) > 1:
-        return "the cells differ in δ, trust, adjacency or colluders: there is no one ε of them all"
+        return "the cells differ in δ, trust, adjacency, colluders or who draws: there is no one ε of them all"
     return ""
 
 
