@@ -81,7 +81,7 @@ bench-federation: $(READY)
 
 # one attempt at a sum in secure aggregation: seconds and bytes with 10 to 500 clients; half an hour, leave the machine alone
 bench-secagg: $(READY)
-	$(BIN)/python benchmarks/secagg.py --ring
+	$(BIN)/python benchmarks/secagg.py --ring --served
 
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)

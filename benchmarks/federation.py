@@ -56,8 +56,9 @@ class Federation:
     """Folder of a federation, its server as a process, and its clients."""
 
     def __init__(
-        self, folder: Path, names: Sequence[str], inputs: int, rounds: int, address: str, classes: int
-    ) -> None:
+        self, folder: Path, names: Sequence[str], inputs: int, rounds: int, address: str, classes: int,
+        privacy: dict[str, Any] = SEEDED,
+    ) -> None:  # fmt: skip
         self.folder, self.names, self.fed = folder, names, folder / "fed"
         self._about = (inputs, rounds, classes)
         asked = {
@@ -65,14 +66,14 @@ class Federation:
             "local": {"name": "gd", "step": 0.5},
             "method": {"name": "fed_normec", "beta": 0.3, "server_step": 0.5, "server_normalization": False},
             "participation": {"name": "full"},
-            "privacy": SEEDED,
+            "privacy": privacy,
             "run": {"rounds": rounds, "seed": 3, "dtype": "float32" if inputs == INPUTS else "float64"},
             "federation": {"deadline": 600.0},
         }
         (folder / "asked.toml").write_text(dump(asked))
         make(self.fed, names, [inputs], classes, address, folder / "asked.toml")
         rng = np.random.default_rng(0)
-        self.data = [(rng.standard_normal((8, inputs)), rng.integers(0, classes, 8)) for _ in names[:8]]
+        self.data = [(rng.standard_normal((8, inputs)), rng.integers(0, classes, 8)) for _ in names[:10]]
         for name, (x, y) in zip(names, self.data, strict=False):
             np.savez(folder / f"{name}.npz", x=x, y=y)
 

@@ -1,13 +1,17 @@
 """Seconds and bytes of one attempt at a sum in secure aggregation, all clients in one process, one after another.
 
-    make bench-secagg                            all sizes and a ring: half an hour; leave the machine alone
-    python benchmarks/secagg.py [--clients 10,50,200] [--dims 25000,270000] [--repeat 3] [--ring] [--out FILE]
+    make bench-secagg                            all sizes, a ring, a federation: half an hour; leave the machine alone
+    python benchmarks/secagg.py [--clients 10,50,200] [--dims 25000,270000] [--repeat 3] [--ring] [--served] [--out F]
+    python benchmarks/secagg.py --clients "" --served                    only the federation
     python benchmarks/secagg.py --quick          two small sizes, seconds; nothing is stored without --out
 
 Each client has a random vector of so many words. Three kinds of attempts: nobody leaves; a tenth of the clients (at
 least one) leave when their boxes are out, so that the server recovers their keys and takes their masks away; a tenth
 leave when their masked vectors are out. Seconds are those of clients and server alone, without drawing vectors and the
 roster's keys. Every sum is compared with the plain one, and the upload where nobody leaves with the formula.
+
+--served: rounds of `federation serve` with ten `federation join`, all processes on this machine, under secagg and
+under local trust.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import json
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -27,6 +32,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.backends.openssl import backend
 from cryptography.hazmat.primitives.asymmetric import ec
+from federation import SEEDED, Federation, ended, free_port, named
 from turns import HERE, machine
 
 from fednormec.federation.messages import DONE, Request, StageReply, request_bytes, stage_bytes, stage_reply_bytes
@@ -35,8 +41,10 @@ from fednormec.secagg.layout import upload_bytes
 from fednormec.secagg.member import Member
 from fednormec.secagg.terms import Terms
 
-RESULTS = HERE / "results" / "secagg.json"
+PAGE, RESULTS = HERE.parent / "docs" / "performance.md", HERE / "results" / "secagg.json"
 RING = (500, 25_000)  # clients, each with neighbours on a ring, and parameters
+SERVED, TRUSTS = (10, 2_499, 60), ("secagg", "local")  # clients, inputs of a linear model with ten classes, rounds
+FEDERATION = "federation"  # name of what was measured of one
 LEAVES = {"nobody leaves": None, "a tenth, before masked": "masked", "a tenth, after masked": "agree"}
 FLOOR, LEAVING = 0.7, 10  # least share of the clients in a sum; one of so many leaves
 NEAR = 0.02  # by how much an upload may differ from the formula
@@ -169,6 +177,26 @@ def measured(clients: int, width: int, repeat: int) -> dict[str, Any]:
     }
 
 
+def served(clients: int, inputs: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a round of a federation on loopback, under each trust, with all its processes on this machine."""
+    found: dict[str, Any] = {"clients": clients, "parameters": 10 * (inputs + 1), "rounds": rounds}
+    for trust in TRUSTS:
+        with tempfile.TemporaryDirectory() as folder:
+            where, privacy = f"localhost:{free_port()}", SEEDED | {"trust": trust}
+            one = Federation(Path(folder), named(clients), inputs, rounds, where, 10, privacy)
+            processes = [one.serve(), *map(one.join, one.names)]
+            with ended(*processes):
+                begun, last = one.until(3, 300), one.until(rounds - 1, 900)
+                assert [process.wait(120) for process in processes] == [0] * len(processes)
+            assert one.missed() == 0
+        found[trust] = {"seconds_a_round": (last - begun) / (rounds - 4)}
+        print(
+            f"{clients} clients as processes, {trust} trust: {found[trust]['seconds_a_round']:.3f} s a round",
+            flush=True,
+        )
+    return found
+
+
 def row(clients: int, width: int, name: str, seconds: dict[str, float], carried: Carried) -> str:
     stages = "".join(f"{seconds[f'clients at {stage}']:>9.3f}" for stage in STAGES)
     over = 100 * (carried.upload_enveloped / (4 * width) - 1)
@@ -193,8 +221,42 @@ def keep(path: Path, command: Sequence[str], name: str, found: dict[str, Any]) -
     path.write_text(json.dumps(stored | {name: {**now, **found}}, indent=1) + "\n")
 
 
+# the page
+
+
+def table(stored: dict[str, Any]) -> str:
+    """Returns the rows of docs/performance.md on secure aggregation."""
+    head = ("clients", "d", "one attempt", "a tenth gone before masked", "… after masked", "server", "one client",
+            "up, over 4d", "formula", "down, without the model")  # fmt: skip
+    sizes = [found for name, found in stored.items() if name != FEDERATION]
+    rows = [head, ["---"] * len(head), *map(cells, sizes)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def cells(found: dict[str, Any]) -> tuple[str, ...]:
+    everyone, before, after = (found[name]["seconds"] for name in LEAVES)
+    up, down = (found["nobody leaves"]["bytes"][way] for way in ("upload_enveloped", "download"))
+    whole = "" if found["neighbours"] == found["clients"] - 1 else f", {found['neighbours']} neighbours"
+    return (
+        f"{found['clients']}{whole}", f"{found['parameters']:,}",
+        *(f"{kind['attempt']:.{2 if kind['attempt'] < 10 else 1}f} s" for kind in (everyone, before, after)),
+        f"{everyone['server']:.2f} s", f"{1000 * everyone['one client']:.0f} ms",
+        f"{up:,} bytes, +{100 * (up / found['plain_bytes'] - 1):.1f} %",
+        f"{found['formula_bytes']:,} ({100 * (up / found['formula_bytes'] - 1):+.2f} %)", f"{down:,} bytes",
+    )  # fmt: skip
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """Returns what docs/performance.md says about a federation."""
+    summed, local = (found[trust]["seconds_a_round"] for trust in TRUSTS)
+    return (
+        f"{found['clients']} clients × {found['parameters']:,}, all processes on this machine: {summed:.2f} s a round "
+        f"under `secagg` trust, {local:.2f} s under `local` trust"
+    )
+
+
 def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -203,10 +265,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--dims", type=numbers, default=[25_000, 270_000], help=f"parameters, {FEWEST:,} or more")
     parser.add_argument("--repeat", type=int, default=3, help="attempts of each kind; medians are shown")
     parser.add_argument("--ring", action="store_true", help="also {} clients on a ring, d = {:,}".format(*RING))
+    parser.add_argument("--served", action="store_true", help=f"also a federation of {SERVED[0]} clients")
     parser.add_argument("--out", type=Path, help=f"where results are stored: {RESULTS.relative_to(HERE.parent)}")
     parser.add_argument("--quick", action="store_true", help="two small sizes once, to see that it works")
     asked = parser.parse_args(words)
-    if min(asked.clients) < 4 or min(asked.dims) < FEWEST or asked.repeat < 1:
+    if min(asked.clients, default=4) < 4 or min(asked.dims) < FEWEST or asked.repeat < 1:
         parser.error(f"it takes 4 clients, {FEWEST:,} parameters and one attempt, at least")
     sizes = [(clients, width) for clients in asked.clients for width in asked.dims]
     sizes += [RING] if asked.ring else []
@@ -219,6 +282,10 @@ def main(words: Sequence[str] | None = None) -> None:
         found = measured(clients, width, repeat)
         if out is not None:
             keep(out, command, f"{clients} clients, {width} parameters", found)
+    if asked.served and not asked.quick:
+        found = served(*SERVED)
+        if out is not None:
+            keep(out, command, FEDERATION, found)
     if out is not None:
         print(f"stored in {out}", file=sys.stderr)
 

@@ -49,6 +49,16 @@ def test_the_page_has_what_a_federation_was_measured_at():
     assert federation.table(json.loads(federation.RESULTS.read_text())) in federation.PAGE.read_text()
 
 
+def test_the_page_has_what_secure_aggregation_was_measured_at():
+    stored, page = json.loads(secagg.RESULTS.read_text()), " ".join(secagg.PAGE.read_text().split())
+    assert secagg.table(stored) in secagg.PAGE.read_text()
+    assert secagg.sentence(stored[secagg.FEDERATION]) in page
+    ten, many = (stored[f"{clients} clients, 25000 parameters"]["nobody leaves"]["seconds"] for clients in (10, 200))
+    assert ten["attempt"] < 1.0
+    assert f"{many['attempt']:.0f} s where 200 clients share one core" in page
+    assert f"{many['server'] + many['one client']:.2f} s where each has its own" in page
+
+
 def test_what_secure_aggregation_costs_is_measured_and_stored(tmp_path, capsys):
     out = tmp_path / "secagg.json"
     for clients in ("4", "5"):
