@@ -17,7 +17,7 @@ import fednormec as fn
 from fednormec.config.schema import read
 from fednormec.config.settings import QUICKSTART
 from fednormec.core import kernels
-from fednormec.core.bounds import clip, smooth_normalize
+from fednormec.core.bounds import Adding, Grid, Messages, OffGrid, clip, grid_for, smooth_normalize
 from fednormec.runs.runner import perform
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -252,6 +252,79 @@ def test_rows_that_lie_upon_another_are_refused(library, monkeypatch):
         clip(1.0).track_(torch.randn(1, 40).expand(5, 40), 1e3 * torch.eye(5, 40), 0.5)
     with pytest.raises(RuntimeError):
         clip(1.0).track_(torch.randn(5, 40), torch.zeros(4, 40), 0.5)
+
+
+# messages on a grid
+
+WIDE = 4_133  # more numbers than are added up together, and some more
+UNUSUAL = [0.0, -0.0, 1e-45, -1e-30, 0.49, -0.5, 1.0, 2.0**24 + 2, 3e38, math.inf, -math.inf, math.nan]
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_factors", [True, False])
+@pytest.mark.parametrize("unit", [2.0**-20, 1.0, 2.0**40])
+def test_rounding_towards_zero_has_the_same_bits_with_and_without(unit, with_factors, dtype, monkeypatch):
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.standard_normal((5, 2 * WIDE)) * 50 * unit).to(dtype)
+    rows[1, : len(UNUSUAL)] = torch.tensor(UNUSUAL, dtype=dtype)
+    factors = torch.from_numpy(rng.random((5, 2))).to(dtype)[:, 0] if with_factors else None
+    grid, found = Grid(unit, 1e30), []
+    for library in (kernels.library(), None):
+        monkeypatch.setattr(kernels, "library", lambda library=library: library)
+        found.append(grid.truncate_(rows.clone()[:, :WIDE], factors))
+    assert torch.equal(*(one.nan_to_num(12345.0) for one in found))
+    whole = found[0][0] / unit
+    assert torch.equal(whole, whole.trunc()) and len(whole.unique()) > 50
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bound", [smooth_normalize(0.01), smooth_normalize(0.0, 1e-3), clip(0.5), clip(1e-20)])
+def test_tracking_on_a_grid_is_the_same_with_and_without(bound, dtype, monkeypatch):
+    """Usual and odd rows. A number next to a whole one may be rounded to either; what is remembered is what is sent."""
+    rng, grid = np.random.default_rng(0), grid_for(bound.radius)
+    updates = torch.from_numpy(rng.standard_normal((8, WIDE))).to(dtype)
+    memory = torch.from_numpy(rng.standard_normal((8, 2 * WIDE))).to(dtype)
+    updates[3], memory[3:6] = 0, 0
+    updates[4, 7] = math.nan
+    updates[5] *= 1e25
+    fast = tracked(bound.on(grid), updates, memory[:, :WIDE], 0.5)
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    slow = tracked(bound.on(grid), updates, memory[:, :WIDE], 0.5)
+    assert fast[2] == slow[2] == (4,)
+    units, other = fast[0].double() / grid.unit, slow[0].double() / grid.unit
+    assert torch.equal(units, units.trunc()) and bool((units.square().sum(1) <= grid.most).all())
+    assert (units - other).abs().max() <= 1 + DTYPES[dtype] * grid.steps
+    assert bool(units[0].any()) and not units[3:5].any()
+    remembered = memory[:, :WIDE] + 0.5 * fast[0]
+    assert torch.allclose(fast[1], remembered, rtol=DTYPES[dtype], atol=float(memory.abs().max()) * DTYPES[dtype])
+
+
+@compiled
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 200), st.integers(1, 9), st.sampled_from([16, 20]), st.integers(0, 99), st.booleans())
+def test_sums_on_a_grid_have_the_same_bits_with_and_without(d, rows, bits, seed, single):
+    rng, grid = np.random.default_rng(seed), grid_for(0.3, bits)
+    units = rng.integers(-(2**bits) // 20, 2**bits // 20, (rows, d)) // math.isqrt(d)
+    values = torch.from_numpy(units * grid.unit).to(torch.float32 if single else torch.float64)
+    sends = torch.from_numpy(rng.integers(0, 2, rows)).to(values.dtype)
+    values[sends == 0, 0] = math.nan
+    total = Messages(values).sum(sends, Adding(grid=grid))
+    assert np.array_equal(total.numpy() / grid.unit, units[sends.numpy() > 0].sum(0, dtype=np.int64))
+    squares = kernels.sum_units(values, sends, grid.unit)[1]
+    assert squares.tolist() == [int((row**2).sum()) * int(s) for row, s in zip(units, sends, strict=True)]
+
+
+@pytest.mark.parametrize("at", [0, 15, 16, 4_095, 4_096, WIDE - 1])
+@pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
+def test_a_number_between_those_of_the_grid_is_found_wherever_it_is(at, library, monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    grid, rows = grid_for(1.0), torch.zeros(3, WIDE)
+    rows[1, at] = 1.5 * grid.unit
+    assert not Messages(rows).sum(torch.tensor([1.0, 0.0, 1.0]), Adding(grid=grid)).any()
+    with pytest.raises(OffGrid):
+        Messages(rows).sum(torch.ones(3), Adding(grid=grid))
 
 
 # models

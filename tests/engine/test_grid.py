@@ -11,7 +11,7 @@ from simulations import CONTRACTS, build, finish, mlp_problem
 
 import fednormec as fn
 from fednormec.core.algorithm import Bounded
-from fednormec.core.bounds import Adding, Grid, Messages, TooLong, clip, grid_for, smooth_normalize
+from fednormec.core.bounds import Adding, Grid, Messages, OffGrid, TooLong, clip, grid_for, smooth_normalize
 from fednormec.errors import UserError
 from fednormec.privacy import accounting
 from fednormec.privacy.grid import gap
@@ -55,9 +55,11 @@ def test_what_is_off_the_grid_or_one_unit_too_long_is_not_added() -> None:
         return (Messages(torch.tensor([units]) * grid.unit).sum(ones, adding) / grid.unit).tolist()
 
     assert add(16.0, 0.0) == [16.0, 0.0] and add(9.0, 13.0) == [9.0, 13.0]
-    for wrong in ((16.0, 1.0), (12.0, 11.0), (1.5, 0.0), (math.nan, 0.0), (math.inf, 0.0)):
+    for wrong in ((16.0, 1.0), (12.0, 11.0), (math.nan, 0.0), (math.inf, 0.0)):
         with pytest.raises(TooLong):
             add(*wrong)
+    with pytest.raises(OffGrid):
+        add(1.5, 0.0)
     assert Messages(torch.tensor([[math.nan, 99.0]])).sum(torch.zeros(1), adding).tolist() == [0.0, 0.0]
 
 
@@ -126,6 +128,13 @@ def test_a_message_that_was_made_longer_is_refused() -> None:
     loud = base._replace(client_=lambda s, r, u: Messages(base.client_(s, r, u).whole() * 1.001))
     with pytest.raises(UserError, match="promises at most 1, and the noise counts on that"):
         finish(fn.random_quadratic(3, 5, heterogeneity=1e6), loud, None, fn.Privacy(noise="discrete", noise_std=1.0))
+
+
+def test_a_rule_that_leaves_the_grid_is_refused() -> None:
+    base = fn.dp_fed_avg_clip(fn.gd(0.1))
+    third = base._replace(client_=Bounded(lambda b, s, r, u: Messages(b.scale_(u).whole() / 3), base.bound))
+    with pytest.raises(UserError, match="does not lie on the grid of its bound clip"):
+        finish(PROBLEM, third, None, fn.Privacy(noise="discrete", noise_std=1.0))
 
 
 def test_secure_noise_is_on_a_grid_and_never_continuous() -> None:

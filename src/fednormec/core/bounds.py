@@ -38,26 +38,27 @@ class Grid(NamedTuple):
         """Largest sum of squares of a message in units: a whole number that no rounding has touched."""
         return math.floor((Fraction(self.radius) / Fraction(self.unit)) ** 2)
 
-    def truncate_(self, rows: Tensor) -> Tensor:
-        """Rounds rows towards zero, in place, to numbers of the grid: no row gets longer."""
+    def truncate_(self, rows: Tensor, factors: Tensor | None = None) -> Tensor:
+        """Rounds rows, or factor_i row_i, towards zero, in place, to numbers of the grid: no row gets longer."""
+        if kernels.take_rows(rows):
+            kernels.truncate_(rows, factors, self.unit)
+            return rows
+        if factors is not None:
+            rows.mul_(factors[:, None])
         return rows.div_(self.unit).trunc_().mul_(self.unit)
 
-    def truncated(self, messages: "Messages") -> Tensor:
-        """Returns messages rounded towards zero to numbers of the grid, all new."""
-        rows, factors = messages.rows, messages.factors
-        return self.truncate_(rows.clone() if factors is None else rows * factors[:, None])
-
-    def require(self, units: Tensor, sends: Tensor) -> None:
-        """Raises TooLong if a message that is sent is not on the grid, or is longer than the radius.
+    def require(self, squares: Tensor, off: Tensor) -> None:
+        """Raises TooLong if a message is longer than the radius, and OffGrid if one is not on the grid.
 
         Args:
-            units: messages in units, float64 (B, d), whose squares add up without rounding.
-            sends: 1 for each client that sends, 0 for the others, (B,).
+            squares: sum of each message's squares in units, float64 (B,): of whole numbers, it has no rounding.
+            off: whether it has a number that is not whole, (B,).
         """
-        squares = units.square().sum(dim=1)
-        wrong = ~((squares <= self.most) & (units == units.trunc()).all(dim=1)) & (sends != 0)
-        if wrong.any():
-            raise TooLong(math.sqrt(float(squares[wrong][0])) * self.unit)
+        long = ~(squares <= self.most)
+        if long.any():
+            raise TooLong(math.sqrt(float(squares[long][0])) * self.unit)
+        if off.any():
+            raise OffGrid
 
 
 def grid_for(radius: float, bits: int = BITS) -> Grid:
@@ -96,6 +97,7 @@ class Messages(NamedTuple):
 
         Raises:
             TooLong: if `adding` has a limit and a message that is sent is longer, or non-finite.
+            OffGrid: if `adding` has a grid and a message that is sent does not lie on it.
         """
         if adding.grid is not None:
             return self._sum_units(sends, adding.grid)
@@ -118,10 +120,15 @@ class Messages(NamedTuple):
 
     def _sum_units(self, sends: Tensor, grid: Grid) -> Tensor:
         """Adds messages on a grid: in units they are whole numbers, whose sum float64 holds without rounding."""
-        units = self.whole().double() / grid.unit
-        units[sends == 0] = 0.0  # whatever a message that is not sent holds
-        grid.require(units, sends)
-        return units.sum(dim=0).mul_(grid.unit)
+        rows = self.whole()
+        if kernels.take_rows(rows):
+            total, squares, off = kernels.sum_units(rows, sends, grid.unit)
+        else:
+            units = rows.double() / grid.unit
+            units[sends == 0] = 0.0  # whatever a message that is not sent holds
+            total, squares, off = units.sum(dim=0), units.square().sum(dim=1), (units != units.trunc()).any(dim=1)
+        grid.require(squares, off)
+        return total.mul_(grid.unit)
 
     def whole(self) -> Tensor:
         """Returns the messages themselves; they may overwrite the rows."""
@@ -153,6 +160,10 @@ class Adding(NamedTuple):
     exactly: bool = False
     longest: float = math.inf
     grid: Grid | None = None
+
+
+class OffGrid(Exception):
+    """Message that may not be added, since it has numbers between those of the grid."""
 
 
 class TooLong(Exception):
@@ -206,9 +217,9 @@ class Bound(NamedTuple):
 
         def scale_(rows: Tensor) -> Messages:
             found = self.scale_(rows)
-            return Messages(grid.truncate_(found.whole()), None, found.broken)
+            return Messages(grid.truncate_(found.rows, found.factors), None, found.broken)
 
-        return self._replace(scale_=scale_, law=None, grid=grid)
+        return self._replace(scale_=scale_, grid=grid)
 
     def track_(self, updates: Tensor, memory: Tensor, beta: float) -> Messages:
         """Computes Delta = bound(updates - memory) and moves memory <- memory + beta Delta, in place.
@@ -226,15 +237,15 @@ class Bound(NamedTuple):
             delta = self.scale_(updates.sub_(memory))
             delta.move_(memory, beta)
             return delta
-        most = self.radius * (1 - norm_error(updates))
-        factors = kernels.feedback_(updates, memory, *self.law, self.radius, most, beta)
-        odd = factors.isnan().nonzero()[:, 0]
-        if not len(odd):
-            return Messages(updates, factors)
-        moved, few = memory[odd], self.scale_(updates[odd])
-        few.move_(moved, beta)
-        memory[odd], updates[odd], factors[odd] = moved, few.whole(), 1.0
-        return Messages(updates, factors, tuple(odd[list(few.broken)].tolist()))
+        most, unit = self.radius * (1 - norm_error(updates)), 0.0 if self.grid is None else self.grid.unit
+        factors = kernels.feedback_(updates, memory, *self.law, self.radius, most, beta, unit)
+        odd, sent, broken = factors.isnan().nonzero()[:, 0], factors if self.grid is None else None, ()
+        if len(odd):
+            moved, few = memory[odd], self.scale_(updates[odd])
+            few.move_(moved, beta)
+            memory[odd], updates[odd], factors[odd] = moved, few.whole(), 1.0
+            broken = tuple(odd[list(few.broken)].tolist())
+        return Messages(updates, sent, broken)
 
 
 def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:

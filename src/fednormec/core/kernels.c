@@ -42,11 +42,14 @@ typedef struct {
 } convolution;
 
 #define real float
+#define TRUNC truncf
 #define NAMED(function) function##_float32
 #include "kernels.h"
 #undef real
+#undef TRUNC
 #undef NAMED
 
 #define real double
+#define TRUNC trunc
 #define NAMED(function) function##_float64
 #include "kernels.h"

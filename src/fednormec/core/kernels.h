@@ -200,11 +200,16 @@ FAST void NAMED(max_pool_back)(const real *restrict delta, const int32_t *restri
     }
 }
 
+/* A number rounded towards zero to a whole multiple of `unit`, a power of two; `per` is 1 / unit. */
+INLINE real NAMED(on_grid)(real x, real per, real unit) { return TRUNC(x * per) * unit; }
+
 /* Per row: u <- u - v, and where the norm n of that is no oddity v <- v + beta f u with f = min(length(n), most) / n;
-   length(n) is radius n / (n + parameter) or, where that is to be clipped, min(n, parameter). f is nan for an odd row. */
+   length(n) is radius n / (n + parameter) or, where that is to be clipped, min(n, parameter). f is nan for an odd row.
+   With a unit above 0 the messages f u are put on that grid, u <- f u and v <- v + beta u. */
 FAST void NAMED(feedback)(real *restrict u, real *restrict v, long rows, long d, long u_stride, long v_stride,
-                          long clips, double parameter, double radius, double most, double beta,
+                          long clips, double parameter, double radius, double most, double beta, double unit,
                           real *restrict factors) {
+    real per = unit > 0 ? (real)(1 / unit) : 0, whole = (real)unit, moved = (real)beta;
     for (long i = 0; i < rows; i++, u += u_stride, v += v_stride) {
         double lanes[LANES] = {0}, square = 0;
         long done = 0;
@@ -229,8 +234,57 @@ FAST void NAMED(feedback)(real *restrict u, real *restrict v, long rows, long d,
         int usual = n > 1e-15 && n < 1e15 && quotient > 1e-30 && quotient < 1e30;
         real f = usual ? (real)quotient : (real)NAN, step = usual ? (real)beta * f : 0;
         factors[i] = f;
-        if (usual)
+        if (usual && unit > 0)
+            for (long k = 0; k < d; k++) {
+                real sent = NAMED(on_grid)(u[k] * f, per, whole);
+                u[k] = sent;
+                v[k] += moved * sent;
+            }
+        else if (usual)
             for (long k = 0; k < d; k++) v[k] += step * u[k];
+    }
+}
+
+/* Per row: a <- f_i a on the grid of a unit, or a on that grid where there are no factors. */
+FAST void NAMED(truncate)(real *restrict a, const real *restrict factors, long rows, long d, long stride, double unit) {
+    real per = (real)(1 / unit), whole = (real)unit;
+    for (long i = 0; i < rows; i++, a += stride) {
+        real f = factors ? factors[i] : 1;
+        for (long k = 0; k < d; k++) a[k] = NAMED(on_grid)(a[k] * f, per, whole);
+    }
+}
+
+/* total += sum of the rows whose weight is not 0, in units; squares_i is the sum of row i's squares in units, and off_i
+   tells whether one of its numbers is not whole. Whole numbers below 2^53 add up without rounding in whatever order. */
+FAST void NAMED(sum_units)(const real *restrict a, const real *restrict weights, long rows, long d, long stride,
+                           double unit, double *restrict total, double *restrict squares, int32_t *restrict off) {
+    real per = (real)(1 / unit);
+    memset(squares, 0, rows * sizeof *squares);
+    memset(off, 0, rows * sizeof *off);
+    for (long begin = 0; begin < d; begin += COLUMNS) {
+        long width = d - begin < COLUMNS ? d - begin : COLUMNS;
+        double *restrict sums = total + begin;
+        for (long i = 0; i < rows; i++) {
+            if (weights[i] == 0) continue;
+            const real *restrict row = a + i * stride + begin;
+            double q[FEW] = {0};
+            real odd[FEW] = {0};
+            long k = 0;
+            for (; k + FEW <= width; k += FEW)
+                for (int l = 0; l < FEW; l++) {
+                    real x = row[k + l] * per;
+                    odd[l] += x != TRUNC(x);
+                    sums[k + l] += x;
+                    q[l] += (double)x * x;
+                }
+            for (int l = 0; k < width; k++, l++) {
+                real x = row[k] * per;
+                odd[l] += x != TRUNC(x);
+                sums[k] += x;
+                q[l] += (double)x * x;
+            }
+            for (int l = 0; l < FEW; l++) squares[i] += q[l], off[i] |= odd[l] != 0;
+        }
     }
 }
 

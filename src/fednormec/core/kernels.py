@@ -49,19 +49,39 @@ def take_rows(one: Tensor, *others: Tensor) -> bool:
 
 
 def feedback_(
-    updates: Tensor, memory: Tensor, parameter: float, clips: bool, radius: float, most: float, beta: float
-) -> Tensor:
+    updates: Tensor, memory: Tensor, parameter: float, clips: bool, radius: float, most: float, beta: float,
+    unit: float,
+) -> Tensor:  # fmt: skip
     """Computes updates <- updates - memory, memory <- memory + beta f_i updates, row by row; returns the factors f_i.
 
     f_i is min(length(n), most) / n for a norm n, where length(n) is radius n / (n + parameter), or min(n, parameter) if
     it `clips`. Rows whose norm or f_i is near the ends of the number range, or not a number, get f_i = nan and leave
-    the memory alone.
+    the memory alone. With a unit above 0 the others become messages on that grid, updates <- f_i updates rounded
+    towards zero, and memory <- memory + beta updates.
     """
     factors = updates.new_empty(len(updates))
-    numbers = map(ctypes.c_double, (parameter, radius, most, beta))
+    numbers = map(ctypes.c_double, (parameter, radius, most, beta, unit))
     places = _whole(*updates.shape, updates.stride(0), memory.stride(0), int(clips))
     _call("feedback", updates, memory, *places, *numbers, factors)
     return factors
+
+
+def truncate_(rows: Tensor, factors: Tensor | None, unit: float) -> None:
+    """Rounds rows, times their factors, towards zero to multiples of a unit, a power of two; in place."""
+    given = None if factors is None else factors.contiguous()
+    _call("truncate", rows, _or_null(given), *_whole(*rows.shape, rows.stride(0)), ctypes.c_double(unit))
+
+
+def sum_units(rows: Tensor, sends: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the sum of the rows that are sent, in units, and of each row the sum of squares and whether it is off.
+
+    The sum is float64 (d,), the squares are float64 (B,); a row is off if one of its numbers is no multiple of the
+    unit, a power of two. A row that is not sent counts as 0 whatever it holds.
+    """
+    total, squares = rows.new_zeros(rows.shape[1], dtype=torch.float64), rows.new_empty(len(rows), dtype=torch.float64)
+    off, sizes = rows.new_empty(len(rows), dtype=torch.int32), _whole(*rows.shape, rows.stride(0))
+    _call("sum_units", rows, sends.to(rows.dtype).contiguous(), *sizes, ctypes.c_double(unit), total, squares, off)
+    return total, squares, off != 0
 
 
 def sum_rows(rows: Tensor, weights: Tensor, exactly: bool) -> tuple[Tensor, Tensor]:
