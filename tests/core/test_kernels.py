@@ -17,7 +17,7 @@ import fednormec as fn
 from fednormec.config.schema import read
 from fednormec.config.settings import QUICKSTART
 from fednormec.core import kernels
-from fednormec.core.bounds import Adding, Grid, Messages, OffGrid, clip, grid_for, smooth_normalize
+from fednormec.core.bounds import Adding, Grid, Messages, clip, grid_for, smooth_normalize
 from fednormec.runs.runner import perform
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -318,13 +318,16 @@ def test_sums_on_a_grid_have_the_same_bits_with_and_without(d, rows, bits, seed,
 
 @pytest.mark.parametrize("at", [0, 15, 16, 4_095, 4_096, WIDE - 1])
 @pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
-def test_a_number_between_those_of_the_grid_is_found_wherever_it_is(at, library, monkeypatch):
+def test_a_number_between_those_of_the_grid_is_cut_off_wherever_it_is(at, library, monkeypatch):
     monkeypatch.setattr(kernels, "library", lambda: library)
-    grid, rows = grid_for(1.0), torch.zeros(3, WIDE)
-    rows[1, at] = 1.5 * grid.unit
-    assert not Messages(rows).sum(torch.tensor([1.0, 0.0, 1.0]), Adding(grid=grid)).any()
-    with pytest.raises(OffGrid):
-        Messages(rows).sum(torch.ones(3), Adding(grid=grid))
+    for unit, small in ((2.0**-20, 1.9 * 2.0**-20), (2.0**40, 1e-45)):
+        grid, rows = Grid(unit, 2.0**20 * unit), torch.zeros(3, WIDE)
+        rows[1, at], rows[2, at] = -3.5 * unit, small
+        expected = torch.zeros(WIDE, dtype=torch.float64)
+        expected[at] = unit if small > unit else 0.0
+        assert torch.equal(Messages(rows).sum(torch.tensor([1.0, 0.0, 1.0]), Adding(grid=grid)), expected)
+        expected[at] -= 3 * unit
+        assert torch.equal(Messages(rows).sum(torch.ones(3), Adding(grid=grid)), expected)
 
 
 # models

@@ -11,7 +11,7 @@ from simulations import CONTRACTS, build, finish, mlp_problem
 
 import fednormec as fn
 from fednormec.core.algorithm import Bounded
-from fednormec.core.bounds import Adding, Grid, Messages, OffGrid, TooLong, clip, grid_for, smooth_normalize
+from fednormec.core.bounds import Adding, Grid, Messages, TooLong, clip, grid_for, smooth_normalize
 from fednormec.errors import UserError
 from fednormec.privacy import accounting
 from fednormec.privacy.grid import gap
@@ -47,7 +47,7 @@ def test_a_message_is_rounded_towards_zero() -> None:
     assert grid.truncate_(rows).tolist() == [[0.75, -0.75, 0.25, -0.0], [1.75, -0.0, 0.0, 0.25]]
 
 
-def test_what_is_off_the_grid_or_one_unit_too_long_is_not_added() -> None:
+def test_what_is_off_the_grid_is_cut_off_and_one_unit_too_long_is_not_added() -> None:
     grid = Grid(2.0**-4, 1.0)  # 16 units
     adding, ones = Adding(grid=grid), torch.ones(1)
 
@@ -58,8 +58,7 @@ def test_what_is_off_the_grid_or_one_unit_too_long_is_not_added() -> None:
     for wrong in ((16.0, 1.0), (12.0, 11.0), (math.nan, 0.0), (math.inf, 0.0)):
         with pytest.raises(TooLong):
             add(*wrong)
-    with pytest.raises(OffGrid):
-        add(1.5, 0.0)
+    assert add(1.5, -2.9) == [1.0, -2.0] and add(16.9, 0.9) == [16.0, 0.0]
     assert Messages(torch.tensor([[math.nan, 99.0]])).sum(torch.zeros(1), adding).tolist() == [0.0, 0.0]
 
 
@@ -130,11 +129,19 @@ def test_a_message_that_was_made_longer_is_refused() -> None:
         finish(fn.random_quadratic(3, 5, heterogeneity=1e6), loud, None, fn.Privacy(noise="discrete", noise_std=1.0))
 
 
-def test_a_rule_that_leaves_the_grid_is_refused() -> None:
-    base = fn.dp_fed_avg_clip(fn.gd(0.1))
-    third = base._replace(client_=Bounded(lambda b, s, r, u: Messages(b.scale_(u).whole() / 3), base.bound))
-    with pytest.raises(UserError, match="does not lie on the grid of its bound clip"):
-        finish(PROBLEM, third, None, fn.Privacy(noise="discrete", noise_std=1.0))
+@pytest.mark.parametrize("protocol", [False, True])
+def test_a_rule_that_leaves_the_grid_is_rounded_on_its_way(protocol: bool) -> None:
+    """A third of each message, as numbers and as rows with factors; and a scaled method of one's own."""
+    base, trust = fn.dp_fed_avg_clip(fn.gd(0.1)), "secagg" if protocol else "central"
+    asked = fn.Privacy(noise="discrete", noise_std=0.5, trust=trust, protocol=protocol)
+    for own in (
+        base._replace(client_=Bounded(lambda b, s, r, u: Messages(b.scale_(u).whole() / 3), base.bound)),
+        base._replace(client_=lambda s, r, u: Messages(base.client_(s, r, u).whole(), u.new_full((len(u),), 1 / 3))),
+        fn.scaled(base._replace(client_=lambda s, r, u: Messages(base.client_(s, r, u).whole() / 3))),
+    ):
+        last = finish(PROBLEM, own, None, asked, rounds=2)
+        units = last.released / last.plan.mechanism.grid.unit
+        assert torch.equal(units, units.round()) and bool(units.any())
 
 
 def test_secure_noise_is_on_a_grid_and_never_continuous() -> None:

@@ -47,18 +47,15 @@ class Grid(NamedTuple):
             rows.mul_(factors[:, None])
         return rows.div_(self.unit).trunc_().mul_(self.unit)
 
-    def require(self, squares: Tensor, off: Tensor) -> None:
-        """Raises TooLong if a message is longer than the radius, and OffGrid if one is not on the grid.
+    def require(self, squares: Tensor) -> None:
+        """Raises TooLong if a message is longer than the radius.
 
         Args:
             squares: sum of each message's squares in units, float64 (B,): of whole numbers, it has no rounding.
-            off: whether it has a number that is not whole, (B,).
         """
         long = ~(squares <= self.most)
         if long.any():
             raise TooLong(math.sqrt(float(squares[long][0])) * self.unit)
-        if off.any():
-            raise OffGrid
 
 
 def grid_for(radius: float, bits: int = BITS) -> Grid:
@@ -97,7 +94,6 @@ class Messages(NamedTuple):
 
         Raises:
             TooLong: if `adding` has a limit and a message that is sent is longer, or non-finite.
-            OffGrid: if `adding` has a grid and a message that is sent does not lie on it.
         """
         if adding.grid is not None:
             return self._sum_units(sends, adding.grid)
@@ -119,15 +115,15 @@ class Messages(NamedTuple):
         return total
 
     def _sum_units(self, sends: Tensor, grid: Grid) -> Tensor:
-        """Adds messages on a grid: in units they are whole numbers, whose sum float64 holds without rounding."""
-        rows = self.whole()
+        """Adds messages, rounded towards zero to whole units: float64 holds their sum without rounding."""
+        rows = self.rows if self.factors is None else self.rows * self.factors[:, None]
         if kernels.take_rows(rows):
-            total, squares, off = kernels.sum_units(rows, sends, grid.unit)
+            total, squares = kernels.sum_units(rows, sends, grid.unit)
         else:
-            units = rows.double() / grid.unit
+            units = (rows.double() / grid.unit).trunc_()
             units[sends == 0] = 0.0  # whatever a message that is not sent holds
-            total, squares, off = units.sum(dim=0), units.square().sum(dim=1), (units != units.trunc()).any(dim=1)
-        grid.require(squares, off)
+            total, squares = units.sum(dim=0), units.square().sum(dim=1)
+        grid.require(squares)
         return total.mul_(grid.unit)
 
     def whole(self) -> Tensor:
@@ -154,16 +150,13 @@ class Adding(NamedTuple):
         exactly: whether all are added in float64; otherwise strips of them in their own dtype, and the strips' sums in
             float64.
         longest: largest length of a message that may be added, as measured, which errs by less than `norm_error`.
-        grid: grid that messages must lie on, which then says how long one may be; None: they are any numbers.
+        grid: grid to which messages are rounded towards zero; its radius then says how long one may be. None: they
+            are any numbers.
     """
 
     exactly: bool = False
     longest: float = math.inf
     grid: Grid | None = None
-
-
-class OffGrid(Exception):
-    """Message that may not be added, since it has numbers between those of the grid."""
 
 
 class TooLong(Exception):

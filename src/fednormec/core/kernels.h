@@ -254,13 +254,12 @@ FAST void NAMED(truncate)(real *restrict a, const real *restrict factors, long r
     }
 }
 
-/* total += sum of the rows whose weight is not 0, in units; squares_i is the sum of row i's squares in units, and off_i
-   tells whether one of its numbers is not whole. Whole numbers below 2^53 add up without rounding in whatever order. */
+/* total += sum of the rows whose weight is not 0, rounded towards zero to whole units; squares_i is the sum of row i's
+   squares in units. Whole numbers below 2^53 add up without rounding in whatever order. */
 FAST void NAMED(sum_units)(const real *restrict a, const real *restrict weights, long rows, long d, long stride,
-                           double unit, double *restrict total, double *restrict squares, int32_t *restrict off) {
+                           double unit, double *restrict total, double *restrict squares) {
     real per = (real)(1 / unit);
     memset(squares, 0, rows * sizeof *squares);
-    memset(off, 0, rows * sizeof *off);
     for (long begin = 0; begin < d; begin += COLUMNS) {
         long width = d - begin < COLUMNS ? d - begin : COLUMNS;
         double *restrict sums = total + begin;
@@ -268,22 +267,19 @@ FAST void NAMED(sum_units)(const real *restrict a, const real *restrict weights,
             if (weights[i] == 0) continue;
             const real *restrict row = a + i * stride + begin;
             double q[FEW] = {0};
-            real odd[FEW] = {0};
             long k = 0;
             for (; k + FEW <= width; k += FEW)
                 for (int l = 0; l < FEW; l++) {
-                    real x = row[k + l] * per;
-                    odd[l] += x != TRUNC(x);
+                    real x = TRUNC(row[k + l] * per);
                     sums[k + l] += x;
                     q[l] += (double)x * x;
                 }
-            for (int l = 0; k < width; k++, l++) {
-                real x = row[k] * per;
-                odd[l] += x != TRUNC(x);
+            for (; k < width; k++) {
+                real x = TRUNC(row[k] * per);
                 sums[k] += x;
-                q[l] += (double)x * x;
+                q[0] += (double)x * x;
             }
-            for (int l = 0; l < FEW; l++) squares[i] += q[l], off[i] |= odd[l] != 0;
+            for (int l = 0; l < FEW; l++) squares[i] += q[l];
         }
     }
 }

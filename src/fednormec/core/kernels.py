@@ -72,16 +72,16 @@ def truncate_(rows: Tensor, factors: Tensor | None, unit: float) -> None:
     _call("truncate", rows, _or_null(given), *_whole(*rows.shape, rows.stride(0)), ctypes.c_double(unit))
 
 
-def sum_units(rows: Tensor, sends: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the sum of the rows that are sent, in units, and of each row the sum of squares and whether it is off.
+def sum_units(rows: Tensor, sends: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """Returns the sum of the rows that are sent, float64 (d,), and the sum of each row's squares, float64 (B,).
 
-    The sum is float64 (d,), the squares are float64 (B,); a row is off if one of its numbers is no multiple of the
-    unit, a power of two. A row that is not sent counts as 0 whatever it holds.
+    Both are in units, a power of two, to whole numbers of which the rows are rounded towards zero. A row that is not
+    sent counts as 0 whatever it holds.
     """
     total, squares = rows.new_zeros(rows.shape[1], dtype=torch.float64), rows.new_empty(len(rows), dtype=torch.float64)
-    off, sizes = rows.new_empty(len(rows), dtype=torch.int32), _whole(*rows.shape, rows.stride(0))
-    _call("sum_units", rows, sends.to(rows.dtype).contiguous(), *sizes, ctypes.c_double(unit), total, squares, off)
-    return total, squares, off != 0
+    sizes = _whole(*rows.shape, rows.stride(0))
+    _call("sum_units", rows, sends.to(rows.dtype).contiguous(), *sizes, ctypes.c_double(unit), total, squares)
+    return total, squares
 
 
 def sum_rows(rows: Tensor, weights: Tensor, exactly: bool) -> tuple[Tensor, Tensor]:

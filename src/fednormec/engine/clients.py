@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednormec.core.algorithm import Algorithm, Bounded, Server
-from fednormec.core.bounds import Adding, Messages, OffGrid, TooLong
+from fednormec.core.algorithm import Algorithm, Server
+from fednormec.core.bounds import Adding, Messages, TooLong
 from fednormec.core.local import Moment
 from fednormec.core.participation import Cohort, Participation
 from fednormec.core.problem import Problem
@@ -259,9 +259,6 @@ def computed(
             messages = algorithm.client_(server, rows, updates)
         _require_fit(algorithm, messages, rows, problem.dim)
         messages = messages._replace(rows=messages.rows.detach())
-        if algorithm.bound.grid is not None and not isinstance(algorithm.client_, Bounded):
-            rounded = algorithm.bound.grid.truncate_(messages.rows.clone(), messages.factors)
-            messages = Messages(rounded, None, messages.broken)
         if len(broken):
             messages.rows[broken], rows[broken] = 0, kept
         return messages, len(broken) or len(messages.broken)
@@ -275,12 +272,6 @@ def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Addi
     """
     try:
         return messages.sum(sends, adding)
-    except OffGrid:
-        raise BoundBroken(
-            f"{algorithm.name} sent a message that does not lie on the grid of its bound {algorithm.bound.name}, where "
-            "the noise lies. Nothing of this round was released: let the rule that Bounded takes return what the bound "
-            "gives, or make client_ a function, whose messages are rounded on their way."
-        ) from None
     except TooLong as broken:
         raise BoundBroken(
             f"{algorithm.name} sent a message of length {broken.length:.6g}, but its bound {algorithm.bound.name} "

@@ -153,7 +153,7 @@ def longest_sum(mechanism: Mechanism, senders: int, width: int) -> float:
 
 
 def in_units(work: Work, message: Tensor) -> np.ndarray:
-    """Returns a message in units of the grid, int64; raises BoundBroken if it is too long or not on the grid."""
+    """Returns a message in units of the grid, rounded towards zero, int64; raises BoundBroken if it is too long."""
     assert work.adding.grid is not None
     measured = summed(work.algorithm, Messages(message[None]), message.new_ones(1), work.adding)
     units: np.ndarray = (measured / work.adding.grid.unit).cpu().numpy().astype(np.int64)
@@ -244,8 +244,9 @@ class _Members:
             with stage("memories"):
                 self.memories.rows[some.computing] = rows
                 left_out += broken
+                whole = messages.whole()
                 for place in np.flatnonzero(some.sending):
-                    found[int(some.computing[place])] = in_units(work, messages.whole()[place])
+                    found[int(some.computing[place])] = in_units(work, whole[place])
         return found, left_out
 
     def _asking(self, terms: Terms, messages: Mapping[int, np.ndarray]) -> Ask:
