@@ -8,14 +8,16 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 from command import Command
-from federated import LOCAL, NAMES, ROUNDS, Network, config, party, request_for
+from federated import LOCAL, NAMES, ROUNDS, Network, config, data, party, request_for
 from hypothesis import given
 from hypothesis import strategies as st
+from masked import settings
 from scipy.special import log_ndtr
 
 from fednormec.config.schema import dump
+from fednormec.data import Examples
 from fednormec.errors import UserError
-from fednormec.federation.agreement import Federation
+from fednormec.federation.agreement import Federation, for_client
 from fednormec.federation.client import answering, releases_of
 from fednormec.federation.messages import DONE, REFUSED
 from fednormec.federation.provision import make
@@ -96,7 +98,7 @@ def test_epsilon_over_agreements_is_that_of_one_gaussian(tmp_path):
 def test_what_is_left_never_takes_epsilon_beyond_the_budget(tmp_path_factory, before, noise, other, budget, adjacency):
     folder, shift = tmp_path_factory.mktemp("client"), 2 if adjacency == "replace_one" else 1
     if before:
-        stored = {"another": {"releases": before, "still_here": "", "mu": shift / other}}
+        stored = {"another": {"releases": before, "still_here": "", "std": other}}
         (folder / "releases.json").write_text(json.dumps(stored))
     released = releases_of(agreement(noise_std=noise, adjacency=adjacency), folder, budget)
     limit = gaussian(shift * math.sqrt(ROUNDS) / noise, 1e-5) if budget is None else budget
@@ -108,6 +110,50 @@ def test_what_is_left_never_takes_epsilon_beyond_the_budget(tmp_path_factory, be
     assert left == 0 or all_together(left) <= limit * (1 + 1e-6)
     assert left == ROUNDS or all_together(left + 1) > limit * (1 - 1e-6)
     assert (released.trouble() is None) == (left == ROUNDS or (budget is not None and left > 0))
+
+
+@pytest.mark.parametrize("adjacency, shift", [("zero_out", 1), ("replace_one", 2)])
+@pytest.mark.parametrize("before", ["zero_out", "replace_one"])
+def test_what_left_counts_under_the_neighbours_of_now(tmp_path, before, adjacency, shift):
+    """A message that hides the absence of a client hides less of what its data are."""
+    assert sent(agreement(3, adjacency=before), tmp_path, 4) == [DONE] * 4
+    released = releases_of(agreement(4, adjacency=adjacency, noise_std=7.0), tmp_path)
+    both = shift * math.sqrt(4 / 4.0**2 + 3 / 7.0**2)
+    assert released.epsilon() == pytest.approx(gaussian(shift * 2 / 4.0, 1e-5), rel=1e-6)
+    assert released.epsilon(3) == pytest.approx(gaussian(both, 1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "now, noises",
+    [({"trust": "local", "randomness": "secure"}, 1), ({"trust": "secagg", "min_survivors": 4, "colluders": 3}, 1),
+     ({"trust": "secagg", "min_survivors": 4, "colluders": 2}, 2), ({"trust": "secagg", "min_survivors": 2}, 4)],
+)  # fmt: skip
+def test_what_left_in_secure_aggregation_counts_with_the_noise_that_hides_it_from_those_of_now(tmp_path, now, noises):
+    """Of 4 of whom 2 may collude: more colluders may break it, and under local trust nobody relies on it."""
+    stored = {"releases": 5, "still_here": "", "std": 3.0, "noises": 4, "colluders": 2}
+    asked = settings(tmp_path, privacy={"noise_std": 4.0, **now})
+    federation = for_client(asked, NAMES[0], Examples(*data()[0]))
+    home = tmp_path / "fed" / "clients" / NAMES[0]
+    (home / "releases.json").write_text(json.dumps({"another": stored}))
+    released = releases_of(federation, home)
+    assert released.epsilon() == pytest.approx(gaussian(math.sqrt(5 / (noises * 3.0**2)), 1e-5), rel=1e-6)
+    own = 1 if now["trust"] == "local" else now["min_survivors"] - now.get("colluders", 0)
+    both = math.sqrt(5 / (noises * 3.0**2) + 2 / (own * 4.0**2))
+    assert released.epsilon(2) == pytest.approx(gaussian(both, 1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("privacy", [{}, {"privacy": {"epsilon": 3.0}}])
+def test_exact_messages_that_left_before_leave_no_epsilon(tmp_path, privacy):
+    """Under no privacy, or with noise that a server added who was trusted then."""
+    exact = party(config(**privacy), 0)
+    assert sent(exact, tmp_path, 3) == [DONE] * 3
+    released = releases_of(agreement(), tmp_path)
+    assert released.before() == 3 and released.epsilon() == math.inf and released.trouble() is None
+    assert "3 messages have left under other agreements" in released.said()
+    assert "so that no ε holds for all of them together" in released.said()
+    assert "give no --budget if you accept that" in str(releases_of(agreement(), tmp_path, 3.0).trouble())
+    sent(agreement(), tmp_path, 1)
+    assert sent(exact, tmp_path, 2 * ROUNDS) == [DONE] * (2 * ROUNDS)  # the server keeps its count, or nobody does
 
 
 def test_a_budget_of_ones_own_is_kept_message_by_message(tmp_path):
@@ -132,7 +178,7 @@ def test_noise_that_protects_nobody_is_said_and_not_added_up(tmp_path):
 
 def test_where_the_server_adds_the_noise_a_client_has_no_budget(tmp_path):
     central = party(config(privacy={"epsilon": 3.0}), 0)
-    assert releases_of(central, tmp_path) is None
+    assert not releases_of(central, tmp_path).has_budget and releases_of(agreement(), tmp_path).has_budget
     for federation, budget in ((central, 4.0), (party(config(), 0), 4.0), (agreement(), 0.0), (agreement(), math.nan)):
         with pytest.raises(UserError, match="--budget"):
             releases_of(federation, tmp_path, budget)
@@ -142,12 +188,13 @@ def test_a_damaged_count_stops_the_client(tmp_path):
     answer, counted = sent(agreement(), tmp_path, 1), tmp_path / "releases.json"
     assert answer == [DONE]
     whole = json.loads(counted.read_text())
-    assert whole == {agreement().agreed: {"releases": 1, "still_here": "", "mu": pytest.approx(0.25), "unlike": ANY}}
+    one = {"releases": 1, "still_here": "", "std": pytest.approx(4.0), "unlike": ANY, "noises": 1, "colluders": 0}
+    assert whole == {agreement().agreed: one}
     assert (Releases(tmp_path, "another").count(), Releases(tmp_path, "another").before()) == (0, 1)
-    sound = {"releases": 1, "still_here": "", "mu": 0.25}
+    sound = {"releases": 1, "still_here": "", "std": 4.0}
     for wrong in (
-        {"releases": -1}, {"releases": True}, {"mu": 0.0}, {"mu": "x"}, {"still_here": None}, {"unlike": -1.0},
-        {"unlike": None},
+        {"releases": -1}, {"releases": True}, {"std": 0.0}, {"std": "x"}, {"still_here": None}, {"unlike": -1.0},
+        {"unlike": None}, {"noises": 0}, {"colluders": 1}, {"noises": 1.5}, {"noises": 3, "colluders": -1},
     ):  # fmt: skip
         counted.write_text(json.dumps({"a": sound | wrong}))
         with pytest.raises(UserError, match="is damaged"):
@@ -165,7 +212,7 @@ def test_join_says_what_was_spent_and_asks_for_a_budget(tmp_path: Path, fednorme
     fed = make(tmp_path / "fed", NAMES, [5], 3, "localhost:9", tmp_path / "asked.toml")
     home, rng = fed / "clients" / NAMES[0], np.random.default_rng(0)
     np.savez(tmp_path / "mine.npz", x=rng.standard_normal((8, 5)), y=rng.integers(0, 3, 8))
-    stored = {"another": {"releases": 60, "still_here": "", "mu": 0.25}}
+    stored = {"another": {"releases": 60, "still_here": "", "std": 4.0}}
     (home / "releases.json").write_text(json.dumps(stored))
     words = ("federation", "join", home, "--data", tmp_path / "mine.npz")
     said = fednormec_(*words)

@@ -50,8 +50,9 @@ def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
     counts[plan.mechanism.release()] += plan.rounds
     after = epsilon_of_all(counts, plan.delta)
     return [
-        f"trainings so far have spent ε ≤ {up(before)} at δ = {plan.delta:g} in {rounds} rounds; a client that was in "
-        f"all of them, and takes part in the {plan.rounds} rounds of the new agreement, is at ε ≤ {up(after)} then",
+        f"trainings so far have spent ε ≤ {up(before)} at δ = {plan.delta:g} in {rounds} rounds, if that number had "
+        f"been fixed beforehand; a client that was in all of them, and takes part in the {plan.rounds} rounds of the "
+        f"new agreement, is at ε ≤ {up(after)} then",
         *apart,
     ]
 

@@ -213,7 +213,7 @@ def _memories(folder: Path, federation: Federation, budget: float | None) -> str
         except UserError as error:  # which may be of an earlier agreement
             raise _Look(str(error).removesuffix(".")) from None
     released = releases_of(federation, folder, budget)
-    if released is None:
+    if not released.has_budget:
         return f"{len(found)} of earlier trainings"
     if (trouble := released.trouble()) is not None:
         raise UserError(trouble)

@@ -59,7 +59,7 @@ def client_of(
     """
     answer, (like, memory) = answering(federation, client, folder, tell, budget), _model_and_memory(federation)
     released, summing = releases_of(federation, folder, budget), None
-    if together(federation) and released is not None:
+    if together(federation):
         prepare = preparing(federation, client, folder, tell)
         summing = Summing(federation, client, folder, prepare, released, tell)
 
@@ -123,8 +123,8 @@ def stores_of(federation: Federation, folder: Path) -> Callable[[str], Store]:
     return lambda run: Store(folder, run, width, size, x.dtype)
 
 
-def releases_of(federation: Federation, folder: Path, budget: float | None = None) -> Releases | None:
-    """Returns the count of a client's messages; None where it does not add the noise itself.
+def releases_of(federation: Federation, folder: Path, budget: float | None = None) -> Releases:
+    """Returns the count of a client's messages; it has no budget where the client does not add the noise itself.
 
     Args:
         federation: the federation as this client knows it.
@@ -139,7 +139,7 @@ def releases_of(federation: Federation, folder: Path, budget: float | None = Non
     if budget is not None:
         raise UserError("--budget is for clients that add their own noise (privacy.trust = 'local' or 'secagg'): here "
                         "the server keeps the count, or nobody does.")  # fmt: skip
-    return None
+    return Releases(folder, federation.agreed)
 
 
 def answering(
@@ -166,12 +166,12 @@ def answering(
             return found
         store, before, kept = found
         if request.sends and not kept.sent:
-            if released is not None and not released.reserve(request.run):
+            if not released.reserve(request.run):
                 return _refused(request, "all messages that the privacy budget pays for have been sent")
             kept = kept._replace(sent=1)
         if kept is not before:
             store.save(kept)
-        if released is not None and request.sends:
+        if request.sends:
             released.may_leave()
         told = kept.left_out == 1 and local is None and alone  # what data did is for those alone who are trusted
         return Reply(request.round, request.nonce, DONE, "", kept.message if request.sends else None, told)

@@ -121,7 +121,7 @@ def _taking(folder: Path, how: Joining, mine: Member, stop: Callable[[], bool], 
 def say_what_left(folder: Path, mine: Member, how: Joining, log: Log) -> None:
     """Says what has left the client's data; raises UserError if the agreement asks for more than may leave."""
     released = releases_of(mine.federation, folder, how.budget)
-    if released is None:
+    if not released.has_budget:
         return
     if (trouble := released.trouble()) is not None:
         raise UserError(trouble)
@@ -164,7 +164,7 @@ def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, 
     if together(federation):
         own_key(federation, mine.number, folder)  # raises UserError if it is not the one that all agreed on
     released = releases_of(federation, folder, how.budget)
-    if released is not None:
+    if released.has_budget:
         yield "so far", released.trouble() or released.said()
     yield "agreement", federation.agreed
 

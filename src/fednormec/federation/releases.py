@@ -21,18 +21,24 @@ class Releases:
     """Number of messages that have left a client, by agreement, whatever the server calls its trainings.
 
     It is stored in a file of its own, which stays when a memory is moved away or another agreement comes. The budget
-    is that of the client's data: what left under other agreements counts too.
+    is that of the client's data: what left under other agreements counts too, by the promise of this one, which says
+    who is a neighbour, who is trusted and how many clients may collude.
 
     Args:
         folder: where the file is stored.
         agreed: digest of the agreement under which messages leave now.
-        plan: its plan, in which clients add their own noise; None: nothing is counted against a budget.
+        plan: its plan, in which clients add their own noise; None: they add none, and no budget is kept here.
         budget: the ε that messages under all agreements may come to together; None: what this agreement promises.
     """
 
     def __init__(self, folder: Path, agreed: str, plan: Plan | None = None, budget: float | None = None) -> None:
         self.path, self._agreed, self._plan, self._budget = folder / "releases.json", agreed, plan, budget
-        self._mu, self._unlike = (None, 0.0) if plan is None else _shift(plan)
+        self._none = _Released(0, "", None) if plan is None else _noise_of(plan)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the client adds noise of its own, so that it keeps a budget."""
+        return self._plan is not None
 
     @property
     def most(self) -> int:
@@ -41,7 +47,7 @@ class Releases:
 
     def count(self) -> int:
         """Returns the number of messages under this agreement; raises UserError if the file is damaged."""
-        return self._load().get(self._agreed, NONE).releases
+        return self._mine(self._load()).releases
 
     def before(self) -> int:
         """Returns the number of messages under all other agreements."""
@@ -50,16 +56,17 @@ class Releases:
     def epsilon(self, more: int = 0) -> float:
         """Returns the ε of all that left so far and of `more` messages under this agreement; inf if nothing holds."""
         every = self._load()
-        every[self._agreed] = every.get(self._agreed, NONE)._replace(mu=self._mu, unlike=self._unlike)
-        every[self._agreed] = every[self._agreed]._replace(releases=every[self._agreed].releases + more)
-        if self._plan is None or any(one.mu is None for one in every.values() if one.releases):
+        mine = self._mine(every)
+        every[self._agreed] = mine._replace(releases=mine.releases + more)
+        those = [one for one in every.values() if one.releases]
+        if self._plan is None or any(one.std is None for one in those):
             return math.inf
-        return _together(tuple(one.counted for one in every.values()), self._plan.delta)
+        return _together(tuple(map(self._counted, those)), self._plan.delta)
 
     def left(self) -> int:
         """Returns how many more messages the budget pays for, of those that the agreement has."""
         every = self._load()
-        return max(0, self._paid_for(every) - every.get(self._agreed, NONE).releases)
+        return max(0, self._paid_for(every) - self._mine(every).releases)
 
     def reserve(self, run: str) -> bool:
         """Counts one more message, which is on the disk afterwards; returns False if the budget does not pay for it.
@@ -68,16 +75,16 @@ class Releases:
         store is not counted again. One of another training is: the store still holds the first, which may yet leave.
         """
         every = self._load()
-        mine = every.get(self._agreed, NONE)
+        mine = self._mine(every)
         if mine.still_here != run:
-            if mine.releases >= self._paid_for(every):
+            if self.has_budget and mine.releases >= self._paid_for(every):
                 return False
-            self._store(_Released(mine.releases + 1, run, self._mu, self._unlike))
+            self._store(mine._replace(releases=mine.releases + 1, still_here=run))
         return True
 
     def may_leave(self) -> None:
         """Notes that the message that was counted is stored and may leave; that is on the disk afterwards."""
-        mine = self._load().get(self._agreed, NONE)
+        mine = self._mine(self._load())
         if mine.still_here:
             self._store(mine._replace(still_here=""))
 
@@ -89,10 +96,13 @@ class Releases:
         spent = f"{before:,} messages have left under other agreements and {count:,} under this one"
         epsilon = self.epsilon()
         if self._plan is None or not math.isfinite(epsilon):
-            return f"{spent}; some had noise that protects nobody, so that no ε holds for all of them together"
+            return (
+                f"{spent}; some had no noise of this client's own, or noise that protects nobody, so that no ε holds "
+                "for all of them together"
+            )
         return (
-            f"{spent}: ε ≤ {up(epsilon)} at δ = {self._plan.delta:g} so far. The budget pays for {self.left():,} of "
-            f"the {self.most - count:,} that this one still asks for"
+            f"{spent}: ε ≤ {up(epsilon)} at δ = {self._plan.delta:g} so far, if these numbers had been fixed "
+            f"beforehand. The budget pays for {self.left():,} of the {self.most - count:,} that this one still asks for"
         )
 
     def trouble(self) -> str | None:
@@ -101,7 +111,8 @@ class Releases:
         if left == wanted or self._plan is None or (self._budget is not None and left):
             return None
         if self._budget is not None:
-            return f"{self.said()}: give a larger --budget if you accept that."
+            instead = "a larger" if math.isfinite(self.epsilon()) else "no"
+            return f"{self.said()}: give {instead} --budget if you accept that."
         whole, promised = up(self.epsilon(wanted)), up(self._plan.epsilon(self._plan.rounds))
         return (
             f"{self.said()}. All of them take it to ε ≤ {whole}, and this agreement promises {promised}. Give --budget "
@@ -110,12 +121,28 @@ class Releases:
 
     def _paid_for(self, every: "dict[str, _Released]") -> int:
         """Returns how many messages under this agreement may have left in all."""
-        if self._plan is None or self._mu is None:
+        if self._plan is None or self._none.std is None:
             return self.most
-        if self._budget is not None and any(one.releases and one.mu is None for one in every.values()):
+        if self._budget is not None and any(one.releases and one.std is None for one in every.values()):
             return 0  # no budget is kept any more
-        others = tuple(one.counted for agreed, one in every.items() if agreed != self._agreed and one.mu)
-        return _paid_for(others, (self._mu, self._unlike), self.most, self._plan.delta, self._budget)
+        others = tuple(
+            self._counted(one) for agreed, one in every.items() if agreed != self._agreed and one.std is not None
+        )
+        return _paid_for(others, self._counted(self._none)[:2], self.most, self._plan.delta, self._budget)
+
+    def _mine(self, every: "dict[str, _Released]") -> "_Released":
+        return every.get(self._agreed, self._none)
+
+    def _counted(self, one: "_Released") -> tuple[float, float, int]:
+        """Returns what accounting needs of messages with noise, by the promise of this agreement.
+
+        Other clients' noise hides a message only from those against whom secure aggregation was agreed to hold.
+        """
+        assert self._plan is not None and one.std is not None
+        m = self._plan.mechanism
+        still_hides = m.trust == "secagg" and m.colluders <= one.colluders
+        noises = one.noises - m.colluders if still_hides else 1
+        return m.shift / (one.std * math.sqrt(noises)), one.unlike, one.releases
 
     def _store(self, mine: "_Released") -> None:
         every = self._load() | {self._agreed: mine}
@@ -135,46 +162,42 @@ class Releases:
 
 
 class _Released(NamedTuple):
-    """Number of messages that left under one agreement, and what one of them gives away.
+    """Number of messages that left under one agreement, and the noise that hides one of them.
 
     Attributes:
         releases: number of them.
         still_here: the training whose last one is counted and still here.
-        mu: shift/std of one of them; None if its noise protects nobody.
-        unlike: how unlike its noise is to continuous noise, as in `accounting.Hidden`.
+        std: std of a message's own noise, over the radius; None if it has none, or none that protects.
+        unlike: how unlike that noise is to continuous noise, as in `accounting.Hidden`.
+        noises: number of messages, each with such noise, of which at least the server sees the sum alone.
+        colluders: number of clients against whom, beside the server, that was agreed to hold.
     """
 
     releases: int
     still_here: str
-    mu: float | None
+    std: float | None
     unlike: float = 0.0
-
-    @property
-    def counted(self) -> tuple[float, float, int]:
-        """What accounting needs of them."""
-        return self.mu or 0.0, self.unlike, self.releases
-
-
-NONE = _Released(0, "", None)
+    noises: int = 1
+    colluders: int = 0
 
 
 def _possible(one: _Released) -> bool:
-    known = one.mu is None or (isinstance(one.mu, float) and 0 < one.mu < math.inf)
+    counts = (one.releases, one.noises, one.colluders)
+    known = one.std is None or (isinstance(one.std, float) and 0 < one.std < math.inf)
     alike = isinstance(one.unlike, float) and 0 <= one.unlike <= 1
-    return type(one.releases) is int and one.releases >= 0 and type(one.still_here) is str and known and alike
+    whole = all(type(count) is int and count >= 0 for count in counts) and one.noises > one.colluders
+    return whole and type(one.still_here) is str and known and alike
 
 
-def _shift(plan: Plan) -> tuple[float | None, float]:
-    """Returns shift/std of one message, whoever decides who sends, and how unlike its noise is to continuous noise.
-
-    None if its noise protects nobody.
-    """
-    release = plan.mechanism.release()
-    assert isinstance(release, Open) and release.weights == (1.0,), (
-        "a client counts what it sends, whenever it is asked"
-    )
-    protects = plan.mechanism.secure and not plan.total_norm
-    return (float(release.mus[0]) if protects else None), release.unlike
+def _noise_of(plan: Plan) -> _Released:
+    """Returns what is counted with each message of a plan, whoever decides who sends."""
+    m = plan.mechanism
+    assert m.draws == "server" or m.p == 1, "a client counts what it sends, whenever it is asked"
+    if not m.secure or plan.total_norm:
+        return _Released(0, "", None)
+    own = m.own_release()
+    noises, colluders = (m.min_survivors, m.colluders) if m.protocol else (1, 0)
+    return _Released(0, "", m.shift / own.mus[0], own.unlike, noises, colluders)
 
 
 @lru_cache(maxsize=8)

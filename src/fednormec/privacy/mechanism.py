@@ -306,6 +306,11 @@ class Mechanism:
         """Variance of the noise in each coordinate of a round's sum, expected where it depends on who sends."""
         return self._std**2 * self.radius**2
 
+    @property
+    def shift(self) -> float:
+        """Distance by which one client can move a sum, over the radius."""
+        return 2.0 if self.adjacency == "replace_one" else 1.0
+
     def noise_to_signal(self, dim: int) -> float:
         """Returns the norm of the noise in a round's mean message, over the longest that a mean message can be.
 
@@ -318,7 +323,7 @@ class Mechanism:
 
     def release(self) -> Release:
         """Returns one round as the accountant sees it."""
-        shift, p = (2.0 if self.adjacency == "replace_one" else 1.0), self.p
+        shift, p = self.shift, self.p
         if self.trust != "secagg":
             std, unlike = float(self._accounted(1)), self._unlike(1, 1)
             if self.trust == "local" or p == 1:
@@ -329,6 +334,10 @@ class Mechanism:
         return Open(
             tuple(weights.tolist()), tuple(mus.tolist()), unsure, self._unlike(int(honest.min()), int(honest.max()))
         )
+
+    def own_release(self) -> Open:
+        """Returns one message as the accountant sees it, hidden by its own noise alone, where clients add it."""
+        return Open((1.0,), (self.shift / float(self._accounted(1)),), unlike=self._unlike(1, 1))
 
     def _accounted(self, noises: int | np.ndarray) -> np.ndarray:
         """Returns the std of the continuous noise that so many noises are accounted as, relative to the radius.
