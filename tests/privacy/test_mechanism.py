@@ -308,6 +308,17 @@ def test_a_simulation_of_secure_aggregation_says_that_it_is_one():
     assert "not covered secure aggregation itself: the program that ran saw every message" in said
 
 
+@pytest.mark.parametrize("asked", [STAGED, {"noise_std": 30.0, "trust": "local"}, {"noise_std": 30.0}])
+def test_one_program_that_is_everybody_says_so_where_nobody_is_trusted(asked):
+    """Its keys are not the clients' alone: that is taken to be so in a federation only."""
+    whole, staged = planned(fn.full(), 10, **asked), "protocol" in asked
+    here, apart = (" ".join(state(whole, 10, one_program=one).text.split()) for one in (True, False))
+    assert ("not covered whoever runs the program: it is all clients and the server" in here) == ("trust" in asked)
+    assert "whoever runs the program" not in apart
+    assert "what secure aggregation takes to be so" not in here
+    assert ("what secure aggregation takes to be so" in apart) == staged
+
+
 @pytest.mark.parametrize("asked", [STAGED, {"noise_std": 30.0, "trust": "local", "draws": "server"}])
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_a_run_under_a_server_that_nobody_trusts_counts_all_rounds_that_were_agreed_on(asked, rounds):

@@ -303,7 +303,9 @@ def test_nothing_speaks_to_anybody_else(made, tmp_path, monkeypatch):
 def summed(federation: Federation, summary: dict[str, object], status: str = "done", rounds: int = 12) -> None:
     """What must hold after a training with secure aggregation, whatever happened on the way."""
     assert (summary["status"], summary["rounds"], summary["trust"]) == (status, rounds, "secagg")
-    assert "learns noisy sums alone, over 3 messages or more" in " ".join(str(summary["statement"]).split())
+    said = " ".join(str(summary["statement"]).split())
+    assert "learns noisy sums alone, over 3 messages or more" in said and "whoever runs the program" not in said
+    assert "what secure aggregation takes to be so" in said
     paid = read_ledger(federation.fed / "run" / "ledger.jsonl").rounds
     assert rounds <= paid <= 12 and all(r["not_private"]["sent"] in (0, 3, 4) for r in federation.records())
     for name in FOUR:

@@ -32,6 +32,7 @@ PROTOCOL = (
 COLLUDING = "; with the messages of {colluders} colluders taken off, over {honest} or more{single}"
 SINGLE = ", which can be one message with its own noise"
 SIMULATED = "secure aggregation itself: the program that ran saw every message, and added noise as if it had not"
+ONE_PROGRAM = "whoever runs the program: it is all clients and the server, with their data, keys and exact messages"
 ASSUMED = (
     "what secure aggregation takes to be so: its cryptography (X25519, HKDF, AES, ECDSA, SHA-256) and its programs "
     "hold, the clients' keys are theirs alone, and no more of them collude with the server, or leave out their noise, "
@@ -68,8 +69,9 @@ class Statement:
 
 
 def state(
-    plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = (), ended: str | None = None
-) -> Statement:
+    plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = (), ended: str | None = None,
+    one_program: bool = True,
+) -> Statement:  # fmt: skip
     """States what may be claimed after `rounds` releases.
 
     Args:
@@ -80,6 +82,7 @@ def state(
         besides: entries that follow from where it ran.
         ended: why it ended before its rounds, where something that was released decided that. Such a run is part of the
             whole one, and ε is that of all its rounds: the ε of those that ran would need a number fixed beforehand.
+        one_program: whether one program was all clients and the server; in a federation each is its own.
     """
     mechanism = plan.mechanism
     again = 0 if mechanism.protocol else again
@@ -106,6 +109,7 @@ def state(
         "colluders": mechanism.colluders,
         "min_cohort": mechanism.min_cohort,
         "protocol": mechanism.protocol,
+        "one_program": one_program,
         "min_survivors": mechanism.min_survivors,
         "noise": "continuous" if mechanism.grid is None else "discrete",
         "unit_of_grid": None if mechanism.grid is None else mechanism.grid.unit,
@@ -123,7 +127,7 @@ def state(
         "settings_from_data": plan.settings_from_data,
         "ended": ended,
     }
-    open_ends = [("not covered", text) for text in _not_covered(plan, counted)]
+    open_ends = [("not covered", text) for text in _not_covered(plan, counted, one_program)]
     entries = [*_grounds(plan, rounds, again, second), *_early(plan, rounds, counted, ended), *besides, *open_ends]
     if plan.extras:
         facts["extras"] = list(plan.extras)
@@ -221,7 +225,7 @@ def _early(plan: Plan, rounds: int, counted: int, ended: str | None) -> Iterator
         )
 
 
-def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
+def _not_covered(plan: Plan, counted: int, one_program: bool) -> Iterator[str]:
     m = plan.mechanism
     if counted < plan.rounds:
         yield (
@@ -241,10 +245,12 @@ def _not_covered(plan: Plan, counted: int) -> Iterator[str]:
         yield "clients that send what they should not: one of them can spoil a sum"
     if m.draws == "honest":
         yield "parties that leave the protocol, such as a server that chooses whom to ask"
-    if m.protocol:
-        yield ASSUMED
-    elif m.trust == "secagg":
+    if m.trust == "secagg" and not m.protocol:
         yield SIMULATED
+    elif m.trust != "central" and one_program:
+        yield ONE_PROGRAM
+    elif m.protocol:
+        yield ASSUMED
     if m.grid is None:
         yield "the gaps between floating-point numbers, which seeded noise does nothing about"
     yield "the last digits of a message, which can depend on the clients computed beside it"

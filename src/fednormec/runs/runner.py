@@ -69,7 +69,7 @@ class Site(NamedTuple):
     Args:
         assemble: builds the experiment.
         on: where clients compute; by default on threads.
-        says: what the statement says besides.
+        says: what the statement says besides; nothing, where one program is all clients and the server.
         command: the command to resume with.
         forgets: whether all memories start over when the run resumes.
         waits: whether no round may begin before the checkpoint of the last one is stored: clients that remember only
@@ -421,7 +421,7 @@ def _statement(run: _Run, ended: str | None) -> Statement | None:
             experiment.run.rounds,
         )  # fmt: skip
         folder.open_ledger(plan)
-    return state(plan, folder.releases, run.paying.again, says, ended)
+    return state(plan, folder.releases, run.paying.again, says, ended, one_program=not run.site.says)
 
 
 def _with_texts(summary: Summary, folder: RunFolder) -> Summary:
