@@ -1,6 +1,7 @@
 """Messages and noise as whole numbers on a grid: what is exact is exact, for every method and in every trust model."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from simulations import CONTRACTS, build, finish, mlp_problem
 
 import fednormec as fn
 from fednormec.core.algorithm import Bounded
-from fednormec.core.bounds import Adding, Grid, Messages, TooLong, clip, grid_for, smooth_normalize
+from fednormec.core.bounds import Adding, Bound, Grid, Messages, TooLong, clip, grid_for, smooth_normalize
 from fednormec.errors import UserError
 from fednormec.privacy import accounting
 from fednormec.privacy.grid import gap
@@ -64,20 +65,26 @@ def test_what_is_off_the_grid_is_cut_off_and_one_unit_too_long_is_not_added() ->
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_what_a_client_remembers_is_what_it_sent(name: str) -> None:
-    """The same recursion with a bound that rounds, by hand: the literal truncation of each bounded message."""
+    """The same recursion, which its oracle holds to the letter, with a bound whose result is rounded by hand."""
     method, grid = build(name), grid_for(build(name).bound.radius, 4)  # so coarse that rounding shows
     assert isinstance(method.client_, Bounded)
-    on_grid = method.on_grid(grid)
+
+    def rounded(rows: torch.Tensor) -> Messages:
+        return Messages(torch.from_numpy(np.trunc(method.bound(rows).numpy() / grid.unit) * grid.unit))
+
+    by_hand = Bound("by hand", method.bound.radius, rounded, None, grid)
     server = method.start(torch.zeros(12, dtype=torch.float64))
-    rows = torch.zeros(3, method.memory_slots * 12, dtype=torch.float64)
-    updates = torch.sin(torch.arange(36, dtype=torch.float64)).view(3, 12)
-    first, moved = on_grid.client(server, rows, updates)
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.standard_normal((3, method.memory_slots * 12)) / 10)
+    updates = torch.from_numpy(rng.standard_normal((3, 12)))
+    first, moved = method.on_grid(grid).client(server, rows, updates)
+    expected, kept = method._replace(client_=replace(method.client_, bound=by_hand)).client(server, rows, updates)
     units = first / grid.unit
     assert torch.equal(units, units.trunc()) and bool(first.any())
+    assert torch.equal(first, expected) and torch.allclose(moved, kept, rtol=0, atol=1e-14)
     plain, free = method.client(server, rows, updates)
-    assert (first.abs() <= plain.abs() + 1e-12).all() and (first - plain).abs().max() < grid.unit * (1 + 1e-9)
-    if method.memory_slots:
-        assert not torch.equal(moved, free)
+    assert (first - plain).abs().max() < grid.unit * (1 + 1e-9)
+    assert not method.memory_slots or (moved - free).abs().max() > 1e-4  # rounding shows
 
 
 @pytest.mark.parametrize("trust", ["central", "secagg", "local"])

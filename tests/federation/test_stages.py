@@ -10,18 +10,26 @@ from masked import SECAGG, Summed, settings
 
 import fednormec as fn
 from fednormec.config.schema import read
+from fednormec.core.participation import Cohort
 from fednormec.engine.together import ATTEMPTS, STAGES
 from fednormec.errors import UserError
 from fednormec.federation.agreement import for_server
 from fednormec.federation.messages import REFUSED, framed, read_stage_reply, stage_bytes, unframed
 from fednormec.federation.provision import needs_keys, remove
 from fednormec.federation.stages import keys_of
-from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.mechanism import Mechanism, Plan
+from fednormec.privacy.statement import state
+from fednormec.secagg.member import Member
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Summed:
     return Summed(settings(tmp_path), tmp_path)
+
+
+def plan_of(network: Summed) -> Plan:
+    assert network.server.plan is not None
+    return network.server.plan
 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,22 +75,31 @@ def test_a_client_that_goes_missing_at_any_stage_is_no_trouble(
         assert r.sent == 4 and torch.allclose(r.server.memory, mean, rtol=0, atol=1e-12)
 
 
-def test_a_failed_attempt_is_a_release_of_its_own_with_new_noise_and_the_same_message(network: Summed) -> None:
-    paid, drawn, messages = list[int](), list[bytes](), set[bytes]()
+def test_a_failed_attempt_is_a_release_of_its_own_with_new_noise_and_the_same_message(
+    network: Summed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each vector, before it is masked, what is left without the message is noise that was never drawn before."""
+    paid, noises, messages = list[int](), list[np.ndarray](), set[bytes]()
     network.before = lambda client, name: (
         not (name == "unmask" and client > 1 and network.calls.count((0, "keys")) == 1)
     )
+    masked, mechanism = Member.masked, plan_of(network).mechanism
+    assert mechanism.grid is not None
+    unit = mechanism.grid.unit
 
-    def between(client: int, stage: str, asked: bytes, answer: bytes) -> bytes:
-        if client == 0 and stage == "masked":
-            drawn.append(answer)
-            messages.add(network.message(0).numpy().tobytes())
+    def seen(self: Member, boxes: bytes, vector: np.ndarray) -> bytes:
+        answer = masked(self, boxes, vector)
+        if len(noises) == network.calls.count((0, "masked")) - 1:  # client 0 is asked first
+            message = network.message(0)
+            messages.add(message.numpy().tobytes())
+            noises.append(vector.view(np.int32) - (message / unit).numpy().astype(np.int64))
         return answer
 
-    network.between = between
+    monkeypatch.setattr(Member, "masked", seen)
     r = next(network.rounds(pay=lambda number, plan: paid.append(number)))
     assert paid == [1, 1] and r.releases == 2 and r.number == 1 and r.sent == 4
-    assert len(drawn) == 2 and drawn[0] != drawn[1] and len(messages) == 1
+    assert len(noises) == 2 and len(messages) == 1
+    assert min(np.mean(noises[0] != 0), np.mean(noises[1] != 0), np.mean(noises[0] != noises[1])) > 0.8
     assert json.loads((network.home(0) / "releases.json").read_text())[network.server.agreed]["releases"] == 2
     assert any("attempt 1 of 3" in said for said in network.said)
 
@@ -199,15 +216,19 @@ def test_a_request_of_another_cohort_or_roster_is_refused(network: Summed) -> No
 
 
 def test_idle_clients_move_their_memory_and_are_in_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cohorts are fixed here: in each of these rounds enough clients are drawn."""
     without_noise(monkeypatch)
+    drawn = [[0, 1, 2], [1, 3], [0, 1, 2, 3], [2, 3], [0, 3], [1, 2, 3]]
+    monkeypatch.setattr(
+        Mechanism, "cohort", lambda self, seed, number: Cohort(np.arange(4), np.isin(np.arange(4), drawn[number - 1]))
+    )
     asked = settings(
         tmp_path, participation={"name": "poisson", "p": 0.8, "idle": "advance"}, privacy=SECAGG | {"min_survivors": 2}
     )
-    network, seen = Summed(asked, tmp_path), set[int]()
-    for r in network.rounds():
-        assert r.computed == 4
-        seen.add(r.sent)
+    network = Summed(asked, tmp_path)
+    for r, expected in zip(network.rounds(), drawn, strict=True):
         senders = r.cohort.computing[r.cohort.sending].tolist()
+        assert r.computed == 4 and senders == expected
         total = sum((network.message(i) for i in senders), torch.zeros(len(r.released), dtype=torch.float64))
         assert torch.equal(r.released, total)
 
@@ -232,15 +253,28 @@ def test_keys_are_part_of_what_all_agree_on(tmp_path: Path) -> None:
     assert len(read(tmp_path / "fed" / "federation.toml")["federation"]["keys"]) == 3
 
 
+@pytest.mark.parametrize("colluders, sent", [(0, 3), (2, 0)])
+def test_with_colluders_more_must_stay(tmp_path: Path, colluders: int, sent: int) -> None:
+    """All four must sign where two may collude, ⌊(4 + 2)/2⌋ + 1; three are enough where none does."""
+    network = Summed(settings(tmp_path, privacy=SECAGG | {"colluders": colluders}), tmp_path)
+    rounds = network.rounds()
+    assert next(rounds).sent == 4
+    network.before = lambda client, name: client != 2 or name == "keys"
+    assert next(rounds).sent == sent
+
+
 def test_the_statement_says_what_the_protocol_promises_and_what_it_takes_to_be_so(network: Summed) -> None:
     *_, last = network.rounds()
-    said = " ".join(last.statement.text.split())
+    assert last.plan is not None
+    statement = state(last.plan, last.releases, one_program=False)
+    said = " ".join(statement.text.split())
     for part in (
         "noisy sums alone, over 3 messages or more", "ask whom it likes", "a sum has 3 messages or more",
         "discrete Gaussian", "what secure aggregation takes to be so", "one of them can spoil a sum",
     ):  # fmt: skip
         assert part in said, part
     assert "gaps between floating-point" not in said and "drawn honestly" not in said
+    assert "whoever runs the program" not in said and not statement.facts["one_program"]
     facts = last.statement.facts
     assert facts["protocol"] and facts["min_survivors"] == 3 and facts["p_accounted"] == 1.0
 
