@@ -1,6 +1,8 @@
 """The command line: what a person or a script sees, and that a mistake costs one sentence and leaves nothing behind."""
 
 import io
+import json
+import math
 import os
 import re
 import subprocess
@@ -717,6 +719,39 @@ def test_an_error_speaks_of_what_was_given(fednormec_: Command, command: str, sa
     assert (found.code, found.out) == (2, "")
     assert said in sentence(found.err)
     assert not re.search("noise_std|number of clients|must be a number", found.err)
+
+
+SECAGG = {"--clients": "100", "--rounds": "60", "--trust": "secagg", "--adjacency": "zero_out"}
+
+
+def test_what_drop_outs_and_colluders_cost_is_shown(fednormec_: Command) -> None:
+    """The docs' figures: the noise of the sum is one Gaussian's, and each message has its share of it."""
+    words = [word for pair in (SECAGG | {"--epsilon": "4"}).items() for word in pair]
+    shown = fednormec_("privacy", *words).out
+    lines = [line.split(": ")[1] for line in shown.splitlines() if "drop out (" in line]
+    assert lines == [
+        "noise_std 0.83749, +0.0% when all come; without that ε ≤ 4.00",
+        "noise_std 0.8828, +5.4% when all come; without that ε ≤ 4.26",
+        "noise_std 1.001, +19.5% when all come; without that ε ≤ 4.92",
+    ]
+    plain = fn.Mechanism(100, fn.full(), 1.0).calibrate(4.0, 1e-5, 60).noise_std
+    found = json.loads(fednormec_("privacy", *words, "--colluders", "10", "--json").out)
+    costs = next(one for one in found if one["accountant"] == "pld")["drop_outs"]
+    for one, left in zip(costs, (90, 80, 60), strict=True):
+        assert one["noise_std"] == pytest.approx(plain / math.sqrt(left), rel=1e-3)
+    assert "10 colluders, where" in fednormec_("privacy", *words, "--colluders", "10").out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({"--min-survivors": "70", "--trust": "secag"}, "trust must be"),
+     ({"--min-survivors": "31", "--fixed-size": "30"}, "a round needs 31 senders, and fixed_size(30) draws 30"),
+     ({"--min-survivors": "70", "--colluders": "70"}, "70 colluders could be all of the 70 clients in a sum")],
+)  # fmt: skip
+def test_floors_that_no_run_could_keep_are_refused(fednormec_: Command, more: dict[str, str], said: str) -> None:
+    asked = SECAGG | {"--epsilon": "4"} | more
+    found = fednormec_("privacy", *(word for pair in asked.items() for word in pair))
+    assert found.code == 2 and said in found.err and len(found.err.splitlines()) == 1
 
 
 @pytest.mark.long

@@ -148,3 +148,19 @@ def test_python_finds_it_with_the_statement():
 def test_a_plan_knows_whether_noise_stays_in_the_direction(method, keeps):
     found = planned(fn.random_quadratic(5, 3), method(fn.gd(0.1)), fn.full(), fn.Privacy(noise_std=1.0), 9)
     assert found.remembers == keeps
+
+
+@pytest.mark.parametrize("p, said", [(0.3, "only about 16% of the rounds will have a sum"), (0.95, None), (1.0, None)])
+def test_rounds_that_will_have_no_sum_are_foreseen(p, said):
+    """Five clients, of whom three are needed: binomially often that many are drawn."""
+    asked = fn.Privacy(noise_std=1.0, trust="secagg", protocol=True, min_survivors=3)
+    found = notes(plan(asked, 5, fn.poisson(p), 1.0, 10, 20))
+    assert [one for one in found if "will have a sum" in one] == ([] if said is None else [found[-1]])
+    assert said is None or found[-1].startswith(said)
+
+
+def test_a_plan_without_a_round_is_refused():
+    asked = fn.Privacy(noise_std=1.0, trust="secagg", protocol=True, min_survivors=3)
+    for rule in (fn.poisson(0.01), fn.fixed_size(2)):
+        with pytest.raises(fn.UserError, match="a round needs 3 senders"):
+            plan(asked, 5, rule, 1.0, 10, 20)

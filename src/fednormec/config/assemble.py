@@ -166,6 +166,7 @@ def rules(config: Config) -> Rules:
     if "privacy" in config:
         resolved["privacy"] = check("[privacy]", config["privacy"], Privacy)
         privacy = Privacy(**resolved["privacy"])
+        resolved["privacy"] |= {"randomness": privacy.randomness, "noise": privacy.noise}  # the protocol decides them
     if "constants" in config:
         resolved["constants"] = check("[constants]", config["constants"], GivenConstants)
         GivenConstants(**resolved["constants"])

@@ -104,22 +104,34 @@ class Participation(NamedTuple):
             num_clients: number of clients M.
             min_cohort: a cohort that is smaller is called off.
         """
+        p, held = self.rate(num_clients), self.held(num_clients, min_cohort)
+        if held < SELDOM:
+            why = f"{self.name} draws {round(p * num_clients)} clients"
+            if self.select is None:
+                why = f"with {self.name} of {num_clients:,} clients that has a probability of {held:.2g}"
+            raise UserError(f"a round needs {min_cohort} senders, and {why}: ask for fewer (privacy.min_cohort, "
+                            "privacy.min_survivors), or draw more.")  # fmt: skip
+        if self.select is None and min_cohort > 1:
+            from scipy.stats import binom
+
+            p *= float(binom.sf(min_cohort - 2, num_clients - 1, p) / held)
+        return p
+
+    def held(self, num_clients: int, min_cohort: int) -> float:
+        """Returns the probability that a round is not called off, as far as it is known.
+
+        Args:
+            num_clients: number of clients M.
+            min_cohort: a cohort that is smaller is called off.
+        """
         p = self.rate(num_clients)
         if min_cohort <= 1:
-            return p
-        held, why = 1.0, f"{self.name} draws {round(p * num_clients)} clients"
+            return 1.0
         if self.select is None:
             from scipy.stats import binom
 
-            held = float(binom.sf(min_cohort - 1, num_clients, p))
-            why = f"with {self.name} of {num_clients:,} clients that has a probability of {held:.2g}"
-            p *= float(binom.sf(min_cohort - 2, num_clients - 1, p) / held) if held else 1.0
-        elif self.least(num_clients) == round(p * num_clients) < min_cohort:  # as of a fixed size
-            held = 0.0
-        if held < SELDOM:
-            raise UserError(f"a round needs {min_cohort} senders, and {why}: ask for fewer (privacy.min_cohort, "
-                            "privacy.min_survivors), or draw more.")  # fmt: skip
-        return p
+            return float(binom.sf(min_cohort - 1, num_clients, p))
+        return 0.0 if self.least(num_clients) == round(p * num_clients) < min_cohort else 1.0  # as of a fixed size
 
 
 def full() -> Participation:

@@ -79,6 +79,10 @@ class Question:
             raise UserError("the paper's calibration computes the noise from epsilon: give that.")
         if self.p is not None and self.fixed_size is not None:
             raise UserError("give p (Poisson sampling) or a fixed size of the cohorts, not both.")
+        for trust in self.trusts:
+            one_of("trust", trust, TRUSTS)
+        for adjacency in self.adjacencies:
+            one_of("adjacency", adjacency, ADJACENCIES)
         if self.min_survivors is not None and self.trusts and "secagg" not in self.trusts:
             raise UserError("min_survivors is for trust = 'secagg': leave it out, or ask for secagg.")
         if self.total_norm is not None:
@@ -136,9 +140,7 @@ def rows(question: Question) -> Iterator[Row]:
     """Yields a guarantee for each trust model and adjacency, by each accountant that can tell."""
     q, std = question, question.given_noise
     for trust in q.trusts or TRUSTS:
-        one_of("trust", trust, TRUSTS)
         for adjacency in q.adjacencies or ADJACENCIES:
-            one_of("adjacency", adjacency, ADJACENCIES)
             asked = Mechanism(
                 q.clients, q.participation, 1.0 if std is None else std, trust=cast(Trust, trust),
                 adjacency=cast(Adjacency, adjacency), colluders=q.colluders,
@@ -146,6 +148,8 @@ def rows(question: Question) -> Iterator[Row]:
             )  # fmt: skip
             if trust == "secagg" and q.min_survivors is not None:
                 asked = running(asked, q.min_survivors)
+            if trust == "secagg":
+                q.participation.rate_if_held(q.clients, asked.least_cohort)  # raises UserError if hardly any round is
             for accountant in ACCOUNTANTS:
                 if math.isinf(asked.epsilon(q.rounds, q.delta, accountant)):
                     continue  # no Rényi bound is known for replace-one under Poisson sampling
@@ -184,6 +188,8 @@ def text(question: Question, answers: list[Row]) -> str:
             f"{', '.join(map(up, part))}{label}"
         )
     lines.append("noise_std: per coordinate for radius 1, of the sum in central, of each message in secagg and local")
+    if q.min_survivors is not None:
+        lines.append("secagg: the protocol runs, and all are counted as asked in every round, whoever is drawn")
     if q.total_norm is not None:
         lines.append(f"{NOT_PRIVATE}: noise of std σ/√{q.total_norm} on a coordinate protects nobody")
     elif q.epsilon is not None:
@@ -223,6 +229,8 @@ def tolerances(question: Question, row: Row) -> list[Tolerance]:
     best = None if senders < 2 else running(plain, senders).calibrate(q.epsilon, row.delta, q.rounds).noise_std
     for share in TOLERATED:
         least = math.ceil((1 - share) * senders - 1e-9)
+        if share and least == senders:
+            continue  # of so few not one would be gone
         if best is None or least < 2 or least <= q.colluders:
             found.append(Tolerance(share, least))
             continue
@@ -236,12 +244,13 @@ def tolerances(question: Question, row: Row) -> list[Tolerance]:
 def _tolerating(question: Question, row: Row) -> Iterator[str]:
     found, colluders = tolerances(question, row), question.colluders
     if found:
-        yield (f"secagg, {row.adjacency}: drop-outs and {colluders} colluders, where the protocol runs and all are "
-               "asked in every round:")  # fmt: skip
+        who = f"{colluders} colluder{'' if colluders == 1 else 's'}"
+        yield (f"secagg, {row.adjacency}: drop-outs and {who}, where the protocol runs and all are asked in every "
+               "round:")  # fmt: skip
     for one in found:
         said = f"    {one.dropping:4.0%} drop out (min_survivors = {one.min_survivors}): "
         if one.noise_std is None or one.more is None or one.otherwise is None:
-            yield f"{said}too few are left, with {colluders} colluders"
+            yield f"{said}too few are left, with {who}"
         else:
             yield (f"{said}noise_std {one.noise_std:.5g}, {one.more:+.1%} when all come; without that "
                    f"ε ≤ {up(one.otherwise)}")  # fmt: skip

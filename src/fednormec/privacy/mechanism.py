@@ -69,7 +69,8 @@ class Privacy:
         settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
             computed constants: changes nothing but the statement, which says that ε does not cover it.
         draws: "honest" (who takes part is drawn as the settings say) or, in local, "server" (a server that nobody
-            trusts draws: ε is that of clients that are asked in every round, as always in a federation).
+            trusts draws: ε is that of clients that are asked in every round, as always in a federation). With the
+            protocol it is the server, whatever is said here.
     """
 
     epsilon: float | None = None
@@ -98,8 +99,14 @@ class Privacy:
         if self.epsilon is None and self.noise_std is None:
             raise UserError("privacy needs epsilon (the noise is then calibrated) or noise_std, or both.")
         require_delta(self.delta)
-        at_least_one("tuning_runs", self.tuning_runs)
+        for name, least in (("tuning_runs", 1), ("min_cohort", 1), ("colluders", 0)):
+            object.__setattr__(self, name, _count(name, getattr(self, name), least))  # of numpy, too
+        if type(self.protocol) is not bool:
+            raise UserError(f"protocol must be true or false, not {self.protocol!r}.")
         require_stream(self.stream)
+        one_of("trust", self.trust, TRUSTS)
+        one_of("adjacency", self.adjacency, ADJACENCIES)
+        one_of("draws", self.draws, ("honest", "server"))
         one_of("calibration", self.calibration, ("exact", PAPER))
         one_of("noise_scale", self.noise_scale, ("per_coordinate", TOTAL_NORM))
         one_of("randomness", self.randomness, ("seeded", "secure"))
@@ -109,16 +116,21 @@ class Privacy:
             raise UserError(f"protocol = true is for trust = 'secagg', whose stages it runs; not for '{self.trust}'.")
         if self.protocol and self.noise == "continuous":
             raise UserError("secure aggregation adds whole numbers: leave privacy.noise out, or set it to 'discrete'.")
+        if self.protocol and self.min_cohort > 1:
+            raise UserError("min_cohort is for a simulation of secure aggregation; where the protocol runs, clients "
+                            "enforce min_survivors: set that.")  # fmt: skip
+        if self.protocol:  # what really happens, wherever these settings are shown
+            object.__setattr__(self, "randomness", "secure")
+            object.__setattr__(self, "noise", "discrete")
         if self.secure and not self.discrete:
             raise UserError("secure noise that is continuous shows in the low bits of the sums who sent nothing: leave "
                             "privacy.noise out, which puts noise on a grid.")  # fmt: skip
         if self.min_survivors is not None:
             if not self.protocol:
-                raise UserError("min_survivors is for secure aggregation that really runs: set protocol = true, or "
-                                "leave it out.")  # fmt: skip
-            if type(self.min_survivors) is not int or self.min_survivors < 2:
-                raise UserError(f"min_survivors must be a whole number from 2 on, not {self.min_survivors!r}: the sum "
-                                "over one is its message.")  # fmt: skip
+                raise UserError("min_survivors is for secure aggregation that really runs: set trust = 'secagg' and "
+                                "protocol = true, or leave it out.")  # fmt: skip
+            least = _count("min_survivors", self.min_survivors, 2, ": the sum over one is its message")
+            object.__setattr__(self, "min_survivors", least)
         if self.calibration == PAPER and (self.epsilon is None or self.noise_std is not None):
             raise UserError("calibration = 'paper' computes the noise from epsilon: give epsilon and no noise_std.")
         if self.noise_scale == TOTAL_NORM and self.calibration != PAPER and self.noise_std is None:
@@ -128,7 +140,7 @@ class Privacy:
     @property
     def secure(self) -> bool:
         """True if noise and cohorts come from the operating system."""
-        return self.randomness == "secure" or self.protocol
+        return self.randomness == "secure"
 
     @property
     def discrete(self) -> bool:
@@ -524,10 +536,12 @@ def plan(
         std = mechanism.noise_std / math.sqrt(dim)
         mechanism = replace(mechanism, noise_std=require_noise(std, "noise by total norm", "more noise"))
     if mechanism.grid is not None and mechanism.noise_std * mechanism.grid.steps < LEAST_UNITS:
+        more = "a larger privacy.noise_std" if asked.noise_std is not None else "a smaller privacy.epsilon"
         raise UserError(f"noise of std {mechanism.noise_std:g} is too little for a grid: it needs "
-                        f"{LEAST_UNITS / mechanism.grid.steps:.2g} at least; ask for more noise.")  # fmt: skip
+                        f"{LEAST_UNITS / mechanism.grid.steps:.2g} at least; ask for {more}.")  # fmt: skip
     if mechanism.grid is not None:
-        _require_room(mechanism)
+        _require_room(mechanism, "a smaller privacy.noise_std" if asked.noise_std is not None else "more ε")
+    participation.rate_if_held(num_clients, mechanism.least_cohort)  # raises UserError if hardly any round is held
     if budget is not None and asked.noise_std is not None:
         affordable = max(0, mechanism.affordable(before + rounds, budget, asked.delta) - before)
         if not affordable:
@@ -543,20 +557,25 @@ def plan(
     )  # fmt: skip
 
 
-def _require_room(mechanism: Mechanism) -> None:
-    """Raises UserError if noise on the grid, or a sum with it, is beyond what is drawn or added."""
+def _require_room(mechanism: Mechanism, instead: str) -> None:
+    """Raises UserError if noise on the grid, or a sum with it, is beyond what is drawn or added.
+
+    Args:
+        mechanism: one round's release.
+        instead: what makes the noise less.
+    """
     m, grid = mechanism.num_clients, mechanism.grid
     assert grid is not None
     drawn_at_once = 1 if mechanism.trust == "central" else m
     if mechanism.noise_std * grid.steps * math.sqrt(drawn_at_once) > MOST_UNITS:
         raise UserError(
             f"noise of std {mechanism.noise_std:g} is too much for a grid, where up to "
-            f"{MOST_UNITS / grid.steps / math.sqrt(drawn_at_once):.2g} can be drawn: ask for fewer rounds or more ε."
+            f"{MOST_UNITS / grid.steps / math.sqrt(drawn_at_once):.2g} can be drawn: ask for {instead}."
         )
     if mechanism.protocol and grid.steps * (m + 10 * mechanism.noise_std * math.sqrt(m)) >= 2 ** (WORD - 1):
         raise UserError(
             f"secure aggregation adds numbers of {WORD} bits, into which the sum of {m:,} messages with "
-            f"noise of std {mechanism.noise_std:g} does not fit: ask for fewer clients, or less noise."
+            f"noise of std {mechanism.noise_std:g} does not fit: ask for fewer clients, or {instead}."
         )
 
 
@@ -584,6 +603,15 @@ def require_delta(delta: float) -> float:
     if delta < LEAST_DELTA:
         raise UserError(f"delta must be at least {LEAST_DELTA:g}, not {delta}: smaller ones cannot be accounted for.")
     return delta
+
+
+def _count(name: str, value: int, least: int, why: str = "") -> int:
+    """Returns a count; raises UserError if it is no whole number, or below `least`, and says why."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise UserError(f"{name} must be a whole number, not {value!r}.")
+    if value < least:
+        raise UserError(f"{name} must be at least {least}, not {value}{why}.")
+    return int(value)
 
 
 def require_stream(stream: int) -> int:

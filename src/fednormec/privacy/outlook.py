@@ -4,13 +4,15 @@ Only public numbers enter it: the noise, the number of clients, who takes part, 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fednormec.privacy.labels import NOT_PRIVATE
-from fednormec.privacy.mechanism import Plan, Trust
+from fednormec.privacy.mechanism import Mechanism, Plan, Trust
 
 ENOUGH, LITTLE, NOTHING = 0.3, 2.0, 4.0  # of the decisive ratio; this and the next line: experiments/outlook
+SELDOM = 0.95  # probability of a round with a sum
 PARAMETERS, REMEMBERED = 625, 16  # number of parameters, and of rounds with a server memory, that count at most
 
 
@@ -109,4 +111,14 @@ def notes(plan: Plan | None) -> list[str]:
     if plan is None:
         return []
     found = outlook(plan)
-    return [found.sentence, *([] if found.warning is None else [found.warning])]
+    return [found.sentence, *([] if found.warning is None else [found.warning]), *_called_off(plan.mechanism)]
+
+
+def _called_off(m: Mechanism) -> Iterator[str]:
+    """Yields a warning if fewer clients are drawn than a round needs in more than a twentieth of the rounds."""
+    held = m.participation.held(m.num_clients, m.least_cohort)
+    if held < SELDOM:
+        yield (
+            f"only about {held:.0%} of the rounds will have a sum: in the others fewer than {m.least_cohort} clients "
+            "are drawn. Draw more of them (participation), or ask for fewer (privacy.min_survivors, min_cohort)."
+        )
