@@ -26,6 +26,7 @@ import fednormec as fn
 from fednormec.core.local import LocalUpdate, Moment
 
 STEPS = {"gd": 1, "gd5": 5, "ig8": 8}  # gradients of a client in a round; ig8 goes over 8 parts of 4 examples
+PRIVACY = fn.Privacy(noise_std=1.0)
 LIFE = ExitStack()  # threads that last as long as this process
 
 
@@ -33,10 +34,12 @@ def local_update(name: str) -> LocalUpdate:
     return fn.ig(RATE, batch_size=BATCH // 8) if name == "ig8" else fn.gd(RATE, STEPS[name])
 
 
-def whole_round(module: nn.Module, inputs: Tensor, targets: Tensor, local: str) -> Callable[[], object]:
+def whole_round(
+    module: nn.Module, inputs: Tensor, targets: Tensor, local: str, privacy: fn.Privacy = PRIVACY
+) -> Callable[[], object]:
     problem = fn.NeuralProblem(module, list(zip(inputs, targets, strict=True)))
     algorithm = fn.fed_normec(local_update(local), beta=0.01, server_step=0.1, server_normalization=False)
-    rounds = fn.simulate(problem, algorithm, privacy=fn.Privacy(noise_std=1.0), rounds=10**9, seed=0)
+    rounds = fn.simulate(problem, algorithm, privacy=privacy, rounds=10**9, seed=0)
     return lambda: next(rounds)
 
 

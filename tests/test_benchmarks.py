@@ -34,6 +34,8 @@ def test_the_page_has_the_cost_of_measuring():
     medians = found["median_seconds"]
     assert found["ratio"] == medians["measured"] / medians["not measured"] <= found["goal"]
     assert f"makes a round {found['ratio']:.3f} times as long" in rounds.PAGE.read_text()
+    assert found["grid_ratio"] == medians["on a grid"] / medians["measured"]
+    assert f"make the same round {found['grid_ratio']:.2f} times as\nlong" in rounds.PAGE.read_text()
 
 
 def test_the_page_has_what_convolutions_of_our_own_bring():
