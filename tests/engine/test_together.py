@@ -84,6 +84,36 @@ def test_nothing_is_paid_for_while_too_few_are_there_to_mask() -> None:
         assert (rounds[-1].epsilon == 0) == (releases == 0)
 
 
+def test_who_is_gone_for_good_is_no_news_in_every_round() -> None:
+    """Five are asked and four stay: the first attempt is in vain, costs nothing, and the second has a sum."""
+    asked, said = fn.Privacy(noise_std=0.5, trust="secagg", protocol=True, min_survivors=3, colluders=2), list[str]()
+    problem = fn.random_quadratic(5, 4, seed=0)
+
+    def train(gone: list[int], stage: str) -> list[int]:
+        said.clear()
+        place = Together(lambda round, attempt, at: gone if at == stage else [], said.append)
+        return [r.sent for r in fn.simulate(problem, build("fed_normec"), None, asked, rounds=2, on=place)]
+
+    assert train([0], "keys") == [4, 4] and not said
+    assert train([0, 1, 2], "keys") == [0, 0]
+    assert said[0].startswith("attempt 1 of 3 at the sum of round 1 failed: keys of 2 members came, and 4 are needed")
+    assert said[1] == "round 1 has no sum: it needs 3 clients, and 2 clients are left to ask"
+    assert train([0, 1], "shares") == [0, 0]
+    assert said[3] == "round 1 has no sum: none of 3 attempts came to one" and len(said) == 8
+    assert not any("neighbours" in one for one in said)  # nobody who stayed is blamed
+
+
+def test_a_round_for_which_too_few_were_drawn_says_so() -> None:
+    said = list[str]()
+    rounds = fn.simulate(fn.random_quadratic(5, 4), build("dp_fed_avg_clip"), fn.poisson(0.3), STAGED, rounds=9,
+                         on=Together(tell=said.append))  # fmt: skip
+    sent = [r.sent for r in rounds]
+    assert said == [
+        f"round {number} has no sum: it needs 3 clients, and fewer were drawn"
+        for number, count in enumerate(sent, 1) if not count
+    ]  # fmt: skip
+
+
 def test_failed_attempts_take_from_the_number_of_sums_without_an_epsilon_too() -> None:
     """Clients agreed to as many messages as there are rounds."""
     lost = Together(lambda round, attempt, stage: [0, 1] if (round, attempt, stage) == (1, 1, "unmask") else [])
@@ -174,6 +204,8 @@ dtype = "float64"
     paid = fn.read_ledger(tmp_path / "run" / "ledger.jsonl").rounds
     assert paid == 12 if participation == "full" else paid < 12
     assert "learns noisy sums alone, over 4 messages or more" in " ".join(done["statement"].split())
+    stored = read(tmp_path / "run" / "config.toml")["privacy"]  # what really happens, not the defaults
+    assert (stored["randomness"], stored["noise"]) == ("secure", "discrete")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +215,12 @@ dtype = "float64"
         ({"noise_std": 2e4}, "into which the sum of 5 messages"),
         ({"trust": "local"}, "protocol = true is for trust = 'secagg'"),
         ({"noise": "continuous"}, "secure aggregation adds whole numbers"),
-        ({"min_survivors": 1}, "min_survivors must be a whole number from 2 on"),
-        ({"min_survivors": 2.5}, "min_survivors must be a whole number from 2 on"),
+        ({"min_survivors": 1}, "min_survivors must be at least 2, not 1: the sum over one is its message"),
+        ({"min_survivors": 2.5}, "min_survivors must be a whole number, not 2.5"),
+        ({"colluders": 1.5}, "colluders must be a whole number, not 1.5"),
+        ({"colluders": True}, "colluders must be a whole number, not True"),
+        ({"min_cohort": 2}, "where the protocol runs, clients enforce min_survivors"),
+        ({"protocol": "no"}, "protocol must be true or false, not 'no'"),
         ({"min_survivors": 6}, "at least 2 and at most the 5 clients"),
         ({"min_survivors": 3, "colluders": 3}, "3 colluders could be all of the 3 clients"),
         ({"protocol": False}, "min_survivors is for secure aggregation that really runs"),

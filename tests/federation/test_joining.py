@@ -23,7 +23,7 @@ from fednormec.federation.ending import ending, keep, longest_ending, model_in
 from fednormec.federation.joining import Joining, explain, join
 from fednormec.federation.messages import OVER, Refused, framed, kind_of
 from fednormec.federation.provision import make, revoke
-from fednormec.federation.sessions import Serving
+from fednormec.federation.sessions import Serving, serve
 from fednormec.privacy.ledger import Ledger
 
 SECURE = {"noise_std": 2.0, "delta": 1e-5, "trust": "local", "randomness": "secure"}
@@ -205,6 +205,53 @@ def test_a_model_takes_nobodys_place(fed: Path) -> None:
     for file, why in ((fed.parent / "mine.npz", "is there already"), (fed / "no" / "model", "there is no folder")):
         with pytest.raises(UserError, match=why):
             join(home(fed), mine(fed)._replace(keep_model=file), lambda: True)
+
+
+# secure aggregation
+
+SECAGG = {"noise_std": 2.0, "trust": "secagg", "min_survivors": 3}
+
+
+def secagg(tmp_path: Path, **sections: object) -> Path:
+    """A federation's folder with secure aggregation, and north's data beside it."""
+    asked = config(privacy=SECAGG, participation={"name": "full"}) | sections
+    (tmp_path / "asked.toml").write_text(dump({name: s for name, s in asked.items() if name != "federation"}))
+    np.savez(tmp_path / "mine.npz", x=data()[0][0], y=data()[0][1])
+    return make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, f"localhost:{free_port()}", tmp_path / "asked.toml")
+
+
+def test_explain_says_what_noise_there_is_in_secure_aggregation(tmp_path: Path) -> None:
+    text = " ".join(explain(home(secagg(tmp_path)), mine(tmp_path / "fed")).split())
+    assert "it adds Gaussian noise on a grid of std 2 in every number, and masks that only the sum over 3" in text
+    for term in ("privacy.randomness = secure", "privacy.noise = discrete", "privacy.draws = server"):
+        assert term in text
+    assert "before its masked message has come is not in the sum" in text
+
+
+def test_checks_say_who_must_stay(tmp_path: Path) -> None:
+    fed = secagg(tmp_path, privacy=SECAGG | {"colluders": 1})
+    stays = "those of all 4 clients are in federation.toml; of 4 clients that are asked 3 must stay for a sum"
+    for found in (check_server(fed, Serving()), check_client(home(fed), mine(fed))):
+        said = {one.what: one.said for one in found}
+        assert said["keys"].startswith(stays)
+
+
+def test_a_server_whose_file_has_other_keys_than_its_roster_does_not_start(tmp_path: Path) -> None:
+    fed = secagg(tmp_path)
+    asked = read_federation(fed)
+    asked["federation"]["keys"][:2] = asked["federation"]["keys"][1::-1]
+    (fed / "federation.toml").write_text(dump(asked))
+    said = {one.what: (one.level, one.said) for one in check_server(fed, Serving())}["keys"]
+    assert said[0] == WRONG and "federation.toml has another key for north than" in said[1]
+    with pytest.raises(UserError, match="has another key for north than"):
+        serve(fed, Serving(), lambda: True)
+
+
+@pytest.mark.parametrize("rule", [{"name": "poisson", "p": 0.01}, {"name": "fixed_size", "m": 2}])
+def test_what_leaves_no_round_a_sum_is_refused_before_anything_is_written(tmp_path: Path, rule: dict) -> None:
+    with pytest.raises(UserError, match="a round needs 3 senders"):
+        secagg(tmp_path, participation=rule)
+    assert not (tmp_path / "fed").exists()
 
 
 # another roster

@@ -495,6 +495,11 @@ def test_differences_are_named():
         'b is 2 with the server and not set with the client; c is not set with the server and "x" with the client'
     )
     assert differences({"a": 1}, {"a": 1}).startswith("the versions of this program")
+    server = {"federation.clients": ["north", "south", "east"], "federation.keys": ["02a", "02b", "02c"]}
+    assert differences(server, server | {"federation.keys": ["02a", "02c", "02b"]}) == (
+        "federation.keys has other keys with the client for south, east"
+    )
+    assert differences(server, {}).endswith("federation.keys are not set with the client")
     assert differences({str(i): i for i in range(9)}, {}).endswith(", and 6 more")
     assert "\x1b" not in differences({}, {"\x1b[2J": 1})  # nothing that a terminal would obey
 

@@ -111,6 +111,7 @@ def init(
     from fednormec.federation.agreement import for_server, read_federation
     from fednormec.federation.deploying import require_kinds, write_services
     from fednormec.federation.provision import CLIENTS, make
+    from fednormec.federation.stages import must_stay
     from fednormec.privacy.outlook import notes
 
     names = [f"client-{i + 1}" for i in range(int(clients))] if clients.isdecimal() else clients.split(",")
@@ -134,7 +135,10 @@ def init(
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
     for file in write_services(made, kinds)[: len(kinds)]:
         print(visible(f"{file}: runs the server as a service; each client's folder has one of its own"))
-    tell(notes(for_server(read_federation(made), made).plan))
+    plan = for_server(read_federation(made), made).plan
+    if plan is not None and plan.mechanism.protocol:
+        print(f"secure aggregation: {must_stay(plan)}")
+    tell(notes(plan))
 
 
 def _shape(option: str, text: str) -> list[int]:

@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal
 
-Stage = Literal["data", "gradients", "memories", "noise", "server", "evaluation", "disk"]
+Stage = Literal["data", "gradients", "memories", "noise", "secure sum", "server", "evaluation", "disk"]
 MEANING: dict[Stage, str] = {
     "data": "reading and dealing out, gathering a tile's examples",
     "gradients": "local steps",
     "memories": "bounding the messages, moving the memories, adding up",
     "noise": "drawing and adding it",
+    "secure sum": "keys, masks and shares of secure aggregation",
     "server": "the step of the model",
     "evaluation": "loss and accuracy",
     "disk": "metrics, ledger, checkpoints, model",

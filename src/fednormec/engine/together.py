@@ -60,7 +60,7 @@ def opened(
     """Returns the sum of a round; None if no attempt came to one that can be used, or the budget pays for no more.
 
     An attempt is paid for before noise leaves anybody; clients count it once they have sent. What fails earlier costs
-    nothing. The next attempt is without those who did not answer.
+    nothing, and is told only if the round has no sum. The next attempt is without those who did not answer.
 
     Args:
         mechanism: what the noise follows.
@@ -72,21 +72,30 @@ def opened(
         tell: called with why an attempt failed.
         names: names of all clients, by number.
     """
-    asked = dict(roster)
+    asked, least, kept_back = dict(roster), mechanism.min_survivors, list[str]()
+
+    def without(why: str) -> None:
+        for said in (*kept_back, f"round {naming.round} has no sum: {why}"):
+            tell(said)
+
     for attempt in range(1, ATTEMPTS + 1):
-        if len(asked) < mechanism.min_survivors:
-            tell(f"round {naming.round} has no sum: {len(asked)} clients are left to ask, and a sum needs "
-                 f"{mechanism.min_survivors}")  # fmt: skip
+        if len(asked) < least:
+            few = "fewer were drawn" if attempt == 1 else f"{_clients(len(asked))} left to ask"
+            without(f"it needs {least} clients, and {few}")
             return None
-        terms = Terms(*naming, attempt, asked, mechanism.min_survivors, mechanism.colluders, width)
-        calls = _Calls(begin(terms))
+        terms = Terms(*naming, attempt, asked, least, mechanism.colluders, width)
+        calls, paid = _Calls(begin(terms)), paying.paid
         try:
             words, members = aggregated(terms, calls, paying, tell, names)
         except NotPaid:
-            tell(f"round {naming.round} has no sum: the budget pays for no further attempt")
+            without("the budget pays for no further attempt")
             return None
         except TooFew as why:
-            tell(f"attempt {attempt} of {ATTEMPTS} at the sum of round {naming.round} failed: {named(why, names)}")
+            said = f"attempt {attempt} of {ATTEMPTS} at the sum of round {naming.round} failed: {named(why, names)}"
+            if paying.paid == paid:
+                kept_back.append(said)
+            else:
+                tell(said)
             asked = {client: key for client, key in asked.items() if client in calls.here}
             continue
         found = Opened(words.view(np.int32).astype(np.int64), tuple(members))
@@ -95,7 +104,12 @@ def opened(
                  "message can be; it counts as released, and is not used")  # fmt: skip
             return None
         return found
+    without(f"none of {ATTEMPTS} attempts came to one")
     return None
+
+
+def _clients(count: int) -> str:
+    return "1 client is" if count == 1 else f"{count} clients are"
 
 
 class NotPaid(Exception):
@@ -222,10 +236,11 @@ class _Members:
         messages, left_out = self._computed(server, cohort, moment)
         roster = {client: self._keys[client].public_key() for client in senders}
         naming = Naming("process", "process", moment.round)
-        found = opened(
-            mechanism, self._work.message_width, naming, roster, lambda terms: self._asking(terms, messages), paying,
-            self._place.tell, self._names,
-        )  # fmt: skip
+        with stage("secure sum"):
+            found = opened(
+                mechanism, self._work.message_width, naming, roster, lambda terms: self._asking(terms, messages),
+                paying, self._place.tell, self._names,
+            )  # fmt: skip
         heard = [] if found is None else list(found.members)
         counts = np.isin(cohort.computing, heard) | (~cohort.sending & (found is not None))
         self.memories.rows[cohort.computing[~counts]] = before[~counts]  # as if they had not computed

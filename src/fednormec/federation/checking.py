@@ -23,8 +23,8 @@ from fednormec.federation.keys import (
     validity,
 )
 from fednormec.federation.node import Server, ask_once
-from fednormec.federation.sessions import RUN, Serving, listens_on, roster
-from fednormec.federation.stages import keys_of, own_key
+from fednormec.federation.sessions import RUN, Serving, listens_on, require_keys, roster
+from fednormec.federation.stages import keys_of, must_stay, own_key
 from fednormec.federation.status import status_address
 from fednormec.privacy.outlook import outlook
 from fednormec.runs.records import finished
@@ -100,7 +100,7 @@ def _of_server(folder: Path, how: Serving, federation: Federation) -> list[Check
         ("run", lambda: _run(out)),
     ]
     if together(federation):
-        checks.insert(3, ("keys", lambda: _keys(federation)))
+        checks.insert(3, ("keys", lambda: _keys(federation, require_keys(folder, federation))))
     if how.status is not None:
         checks.append(("status page", lambda: _port(*status_address(str(how.status)))))
     return checks
@@ -120,13 +120,14 @@ def _of_client(folder: Path, how: Joining, mine: Member) -> list[Check]:
     return checks
 
 
-def _keys(federation: Federation) -> str:
-    return f"those of all {len(keys_of(federation))} clients are in federation.toml"
+def _keys(federation: Federation, count: int) -> str:
+    assert federation.plan is not None
+    return f"those of all {count} clients are in federation.toml; {must_stay(federation.plan)}"
 
 
 def _own_key(folder: Path, mine: Member) -> str:
     own_key(mine.federation, mine.number, folder)
-    return _keys(mine.federation)
+    return _keys(mine.federation, len(keys_of(mine.federation)))
 
 
 def _settings(federation: Federation, not_private: bool) -> str:

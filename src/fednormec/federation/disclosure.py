@@ -7,9 +7,9 @@ DROP_OUTS = {
     "central": "a client that does not answer in time is not in the sum; the noise is, whatever arrives, and ε counts "
     "the client as drawn all the same. Taken to be so: whether a client answers depends on no other client's data but "
     "by way of what was released, and who answered stays with the server",
-    "secagg": "a client that goes missing is not in the sum, and ε counts it all the same; a sum over too few clients "
-    "is never opened, and each attempt for which noise left a client counts as a release. Taken to be so: whether and "
-    "when a client answers does not depend on its data",
+    "secagg": "a client that goes missing before its masked message has come is not in the sum, and ε counts it all "
+    "the same; a sum over too few clients is never opened, and each attempt for which noise left a client counts as a "
+    "release. Taken to be so: whether and when a client answers does not depend on its data",
     "local": "a message that does not come is not seen, and ε counts it all the same. Taken to be so: whether and when "
     "a client answers does not depend on its data",
 }

@@ -173,7 +173,7 @@ def _noise(plan: Plan | None) -> str:
     if plan is None:
         return "exact, without noise"
     m = plan.mechanism
-    said = f"Gaussian noise of std {m.noise_std * m.radius:.3g} in every number"
+    said = f"Gaussian noise{'' if m.grid is None else ' on a grid'} of std {m.noise_std * m.radius:.3g} in every number"
     if m.protocol:
         return (f"before noise it is no longer than {m.radius:.3g}; it adds {said}, and masks that only the sum over "
                 f"{m.min_survivors} clients or more takes off")  # fmt: skip

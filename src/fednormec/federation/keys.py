@@ -117,12 +117,14 @@ def for_roster(key: Public) -> str:
     return key.public_bytes(form.Encoding.X962, form.PublicFormat.CompressedPoint).hex()
 
 
-def on_roster(text: str) -> Public:
-    """Returns the public key that federation.toml has; raises UserError if it is none."""
+def on_roster(name: str, text: str) -> Public:
+    """Returns the public key of a client that federation.toml has; raises UserError if it is none."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), bytes.fromhex(text))
-    except ValueError as error:
-        raise UserError(f"'{text[:80]}' in [federation] keys is no public key: {error}.") from error
+    except ValueError:
+        raise UserError(f"what [federation] keys has for {name}, '{text[:80]}', is no public key: take federation.toml "
+                        "from the server's operator again, or sign the client again (fednormec federation sign)."
+                        ) from None  # fmt: skip
 
 
 def fingerprint(certificate: bytes | Public) -> bytes:

@@ -123,7 +123,7 @@ def train_over(
     plan = federation.plan
     require_consent(plan, how.not_private)
     if together(federation):
-        keys_of(federation)  # raises UserError now if one is missing
+        require_keys(folder, federation)
     out = how.out or folder / RUN
     if finished(out) is not None:
         return go_on(out, how.quiet, site=Site(tell=log))  # notes that it has finished
@@ -158,6 +158,16 @@ def train_over(
 def roster(folder: Path, names: Sequence[str]) -> list[bytes | None]:
     """Returns by what each client is known, None for one whose key was revoked."""
     return [_known_by(roster_file(folder, name)) for name in names]
+
+
+def require_keys(folder: Path, federation: Federation) -> int:
+    """Returns the number of keys in federation.toml; raises UserError if one is missing, or not that of the roster."""
+    names = federation.settings.clients
+    for name, key, known_by in zip(names, keys_of(federation), roster(folder, names), strict=True):
+        if known_by is not None and fingerprint(key) != known_by:
+            raise UserError(f"federation.toml has another key for {name} than {roster_file(folder, name)}: put the "
+                            f"federation.toml back that belongs to the roster, or sign {name} again.")  # fmt: skip
+    return len(names)
 
 
 def _known_by(file: Path) -> bytes | None:

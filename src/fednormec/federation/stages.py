@@ -42,6 +42,8 @@ from fednormec.federation.messages import (
 )
 from fednormec.federation.releases import Releases
 from fednormec.federation.wire import Remote, Wire, taken
+from fednormec.privacy.mechanism import Plan
+from fednormec.secagg.graph import signatures_needed
 from fednormec.secagg.layout import Refuses
 from fednormec.secagg.member import Member
 from fednormec.secagg.terms import Terms
@@ -78,15 +80,25 @@ def keys_of(federation: Federation) -> tuple[Public, ...]:
         if text in texts[:number]:
             first = names[list(texts).index(text)]
             raise UserError(f"{first} and {names[number]} have the same key in federation.toml: each needs its own.")
-    return tuple(map(on_roster, texts))
+    return tuple(map(on_roster, names, texts))
 
 
 def own_key(federation: Federation, client: int, folder: Path) -> Private:
     """Returns a client's own key; raises UserError if it is not the one that all agreed on."""
     key = private_key(folder / CLIENT_KEY)
     if fingerprint(key.public_key()) != fingerprint(keys_of(federation)[client]):
-        raise UserError(f"{folder / CLIENT_KEY} is not the key that federation.toml has for this client.")
+        raise UserError(f"{folder / CLIENT_KEY} is not the key that federation.toml has for this client: ask the "
+                        "server's operator to sign it (fednormec federation sign), and take the new federation.toml."
+                        )  # fmt: skip
     return key
+
+
+def must_stay(plan: Plan) -> str:
+    """Returns how many clients a round needs where messages are added up in secure aggregation, in words."""
+    m = plan.mechanism
+    asked = max(m.min_survivors, round(m.participation.rate(m.num_clients) * m.num_clients))
+    needed = signatures_needed(asked, m.min_survivors, m.colluders)
+    return f"of {asked} clients that are asked {needed} must stay for a sum, and {m.min_survivors} messages be in it"
 
 
 class Summing:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import zip_longest
 from typing import Any
 
 from fednormec.errors import UserError, visible
@@ -32,6 +33,7 @@ TERMS = 2**20  # bytes of settings, at most
 Terms = Mapping[str, Any]
 Log = Callable[[str], None]
 Roster = Callable[[], Sequence[bytes | None]]
+KEYS_OF_ALL = "federation.keys"
 NOBODY = "certificate is of nobody on the roster, or was revoked"
 
 
@@ -459,12 +461,22 @@ def differences(here: Terms, there: Terms) -> str:
     'method.beta is 0.1 with the server and 0.2 with the client'
     """
     parts = [
+        _of_keys(here, there) if name == KEYS_OF_ALL else
         f"{visible(name, 60)} is {_shown(here.get(name))} with the server and {_shown(there.get(name))} with the client"
         for name in sorted({*here, *map(str, there)})
         if here.get(name) != there.get(name)
-    ]
+    ]  # fmt: skip
     more = f", and {len(parts) - 3} more" if len(parts) > 3 else ""
     return "; ".join(parts[:3]) + more if parts else "the versions of this program spell them out in different ways"
+
+
+def _of_keys(here: Terms, there: Terms) -> str:
+    """Returns whose keys are others with the client, where the server knows."""
+    names, ours, theirs = here.get("federation.clients"), here.get(KEYS_OF_ALL), there.get(KEYS_OF_ALL)
+    if not (isinstance(names, list) and isinstance(ours, list) and isinstance(theirs, list)):
+        return f"{KEYS_OF_ALL} are not set with the {'server' if not isinstance(ours, list) else 'client'}"
+    whose = [name for name, own, other in zip_longest(names, ours, theirs) if own != other]
+    return visible(f"{KEYS_OF_ALL} has other keys with the client for {', '.join(map(str, whose))}", 200)
 
 
 def _shown(value: Any) -> str:

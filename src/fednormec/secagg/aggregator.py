@@ -156,6 +156,8 @@ class Aggregator:
     def _not_alone(self, members: Iterable[int]) -> frozenset[int]:
         """Returns the members of whose secrets enough shares are left, given who else is left out for that."""
         left, before = frozenset(members), frozenset[int]()
+        if all(len(near) == len(self._near) for near in self._near.values()):
+            return left  # everyone holds shares of everyone: the threshold says what is too few, and blames nobody
         while left != before:
             before, needed = left, self._terms.neighbourhood.shares_needed
             left = frozenset(one for one in before if len(before.intersection(self._near[one])) >= needed)
