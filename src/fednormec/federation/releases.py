@@ -136,13 +136,14 @@ class Releases:
     def _counted(self, one: "_Released") -> tuple[float, float, int]:
         """Returns what accounting needs of messages with noise, by the promise of this agreement.
 
-        Other clients' noise hides a message only from those against whom secure aggregation was agreed to hold.
+        Other clients' noise hides a message only from as many colluders as secure aggregation was agreed to hold
+        against, and not where nobody relies on it.
         """
         assert self._plan is not None and one.std is not None
         m = self._plan.mechanism
         still_hides = m.trust == "secagg" and m.colluders <= one.colluders
-        noises = one.noises - m.colluders if still_hides else 1
-        return m.shift / (one.std * math.sqrt(noises)), one.unlike, one.releases
+        std = one.std * math.sqrt(one.noises if still_hides else 1)
+        return m.shift / std, one.unlike, one.releases
 
     def _store(self, mine: "_Released") -> None:
         every = self._load() | {self._agreed: mine}
@@ -169,8 +170,8 @@ class _Released(NamedTuple):
         still_here: the training whose last one is counted and still here.
         std: std of a message's own noise, over the radius; None if it has none, or none that protects.
         unlike: how unlike that noise is to continuous noise, as in `accounting.Hidden`.
-        noises: number of messages, each with such noise, of which at least the server sees the sum alone.
-        colluders: number of clients against whom, beside the server, that was agreed to hold.
+        noises: number of such noises that hide it, its own included: those of a sum, at least, less the colluders'.
+        colluders: number of clients who may collude with the server for that to hold.
     """
 
     releases: int
@@ -185,7 +186,7 @@ def _possible(one: _Released) -> bool:
     counts = (one.releases, one.noises, one.colluders)
     known = one.std is None or (isinstance(one.std, float) and 0 < one.std < math.inf)
     alike = isinstance(one.unlike, float) and 0 <= one.unlike <= 1
-    whole = all(type(count) is int and count >= 0 for count in counts) and one.noises > one.colluders
+    whole = all(type(count) is int and count >= 0 for count in counts) and one.noises > 0
     return whole and type(one.still_here) is str and known and alike
 
 
@@ -196,8 +197,8 @@ def _noise_of(plan: Plan) -> _Released:
     if not m.secure or plan.total_norm:
         return _Released(0, "", None)
     own = m.own_release()
-    noises, colluders = (m.min_survivors, m.colluders) if m.protocol else (1, 0)
-    return _Released(0, "", m.shift / own.mus[0], own.unlike, noises, colluders)
+    noises = m.min_survivors - m.colluders if m.protocol else 1
+    return _Released(0, "", m.shift / own.mus[0], own.unlike, noises, m.colluders)
 
 
 @lru_cache(maxsize=8)
