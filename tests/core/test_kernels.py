@@ -278,6 +278,14 @@ def test_rounding_towards_zero_has_the_same_bits_with_and_without(unit, with_fac
     assert torch.equal(whole, whole.trunc()) and len(whole.unique()) > 50
 
 
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+@pytest.mark.parametrize("library", [kernels.library(), None], ids=["compiled", "without"])
+def test_factors_of_another_type_are_taken_for_what_they_are(library, kinds, monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: library)
+    rows, factors = torch.full((3, 40), 8.0, dtype=kinds[0]), torch.tensor([0.5, 0.25, 0.2], dtype=kinds[1])
+    assert grid_for(9.0).truncate_(rows, factors)[:2, 0].tolist() == [4.0, 2.0]
+
+
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bound", [smooth_normalize(0.01), smooth_normalize(0.0, 1e-3), clip(0.5), clip(1e-20)])

@@ -103,13 +103,23 @@ def test_who_is_gone_for_good_is_no_news_in_every_round() -> None:
     assert not any("neighbours" in one for one in said)  # nobody who stayed is blamed
 
 
+def test_attempts_are_told_in_their_order() -> None:
+    """The second is paid for and told, and with it the first; the third costs nothing, and the round has no sum."""
+    lost, said = {(1, "keys"): [0, 1], (2, "unmask"): [2], (3, "keys"): [2]}, list[str]()
+    asked = fn.Privacy(noise_std=0.5, trust="secagg", protocol=True, min_survivors=3, colluders=2)
+    place = Together(lambda round, attempt, at: lost.get((attempt, at), []), said.append)
+    (only,) = fn.simulate(fn.random_quadratic(5, 4), build("fed_normec"), None, asked, rounds=1, on=place)
+    assert only.releases == 1 and only.sent == 0
+    assert [one[:12] for one in said] == ["attempt 1 of", "attempt 2 of", "attempt 3 of", "round 1 has "]
+
+
 def test_a_round_for_which_too_few_were_drawn_says_so() -> None:
     said = list[str]()
     rounds = fn.simulate(fn.random_quadratic(5, 4), build("dp_fed_avg_clip"), fn.poisson(0.3), STAGED, rounds=9,
                          on=Together(tell=said.append))  # fmt: skip
     sent = [r.sent for r in rounds]
     assert said == [
-        f"round {number} has no sum: it needs 3 clients, and fewer were drawn"
+        f"round {number} has no sum: it needs 3 clients, and fewer were drawn that can take part"
         for number, count in enumerate(sent, 1) if not count
     ]  # fmt: skip
 

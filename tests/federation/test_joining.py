@@ -139,6 +139,19 @@ def test_a_certificate_for_another_name_is_found(fed: Path) -> None:
     assert found.level == WRONG and "it is for fl.example.org, and clients look for localhost" in found.said
 
 
+@pytest.mark.parametrize("privacy", [None, SECURE | {"trust": "central"}, SECURE])
+def test_a_count_that_is_damaged_is_found_before_anything_is_asked(tmp_path: Path, privacy: dict | None) -> None:
+    asked = config(participation={"name": "full"}, **({} if privacy is None else {"privacy": privacy}))
+    (tmp_path / "asked.toml").write_text(dump(asked))
+    np.savez(tmp_path / "mine.npz", x=data()[0][0], y=data()[0][1])
+    fed = make(tmp_path / "fed", NAMES, [FEATURES], CLASSES, "localhost:9443", tmp_path / "asked.toml")
+    (home(fed) / "releases.json").write_text("[")
+    how = mine(fed)._replace(not_private=True)
+    assert levels(check_client(home(fed), how))["memory"] == WRONG
+    with pytest.raises(UserError, match="which counts what has left this client, is damaged"):
+        join(home(fed), how, lambda: True)
+
+
 def test_a_client_whose_server_is_not_there_is_told_so(fed: Path, fednormec_: Command) -> None:
     said = fednormec_("federation", "join", home(fed), "--data", fed.parent / "mine.npz", "--check")
     assert said.code == 2 and said.err == "fednormec: 1 of 6 checks failed: it would not work.\n"

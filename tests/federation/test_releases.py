@@ -152,6 +152,10 @@ def test_exact_messages_that_left_before_leave_no_epsilon(tmp_path, privacy):
     assert "3 messages have left under other agreements" in released.said()
     assert "so that no ε holds for all of them together" in released.said()
     assert "give no --budget if you accept that" in str(releases_of(agreement(), tmp_path, 3.0).trouble())
+    assert sent(agreement(9), tmp_path, 2) == [DONE] * 2
+    both = releases_of(agreement(), tmp_path)  # where there is no ε to keep to, what asks for a budget is no way out
+    assert both.trouble() is None and both.left() == ROUNDS - 2
+    assert "; 4 of the 6 messages that this one still asks for may leave" in both.said()
     sent(agreement(), tmp_path, 1)
     assert sent(exact, tmp_path, 2 * ROUNDS) == [DONE] * (2 * ROUNDS)  # the server keeps its count, or nobody does
 
@@ -199,6 +203,9 @@ def test_a_damaged_count_stops_the_client(tmp_path):
         counted.write_text(json.dumps({"a": sound | wrong}))
         with pytest.raises(UserError, match="is damaged"):
             sent(agreement(), tmp_path, 1)
+    counted.write_text(json.dumps({"a": {"releases": 1, "still_here": "", "mu": 0.25}}))
+    with pytest.raises(UserError, match="was written by an earlier version"):
+        sent(agreement(), tmp_path, 1)
     for damaged in ("{", "[]", '{"a": 3}', '{"a": {"releases": 1}}'):
         counted.write_text(damaged)
         with pytest.raises(UserError, match="is damaged"):

@@ -499,6 +499,7 @@ def test_differences_are_named():
     assert differences(server, server | {"federation.keys": ["02a", "02c", "02b"]}) == (
         "federation.keys has other keys with the client for south, east"
     )
+    assert "south, east, one more" in differences(server, server | {"federation.keys": ["02a", "", "", "02d"]})
     assert differences(server, {}).endswith("federation.keys are not set with the client")
     assert differences({str(i): i for i in range(9)}, {}).endswith(", and 6 more")
     assert "\x1b" not in differences({}, {"\x1b[2J": 1})  # nothing that a terminal would obey

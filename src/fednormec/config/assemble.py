@@ -164,9 +164,8 @@ def rules(config: Config) -> Rules:
     _require_full_where_named(resolved)
     privacy = None
     if "privacy" in config:
-        resolved["privacy"] = check("[privacy]", config["privacy"], Privacy)
-        privacy = Privacy(**resolved["privacy"])
-        resolved["privacy"] |= {"randomness": privacy.randomness, "noise": privacy.noise}  # the protocol decides them
+        privacy = Privacy(**check("[privacy]", config["privacy"], Privacy))
+        resolved["privacy"] = asdict(privacy)  # the protocol decides some
     if "constants" in config:
         resolved["constants"] = check("[constants]", config["constants"], GivenConstants)
         GivenConstants(**resolved["constants"])

@@ -68,7 +68,7 @@ def feedback_(
 
 def truncate_(rows: Tensor, factors: Tensor | None, unit: float) -> None:
     """Rounds rows, times their factors, towards zero to multiples of a unit, a power of two; in place."""
-    given = None if factors is None else factors.contiguous()
+    given = None if factors is None else factors.to(rows.dtype).contiguous()
     _call("truncate", rows, _or_null(given), *_whole(*rows.shape, rows.stride(0)), ctypes.c_double(unit))
 
 

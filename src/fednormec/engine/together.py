@@ -74,13 +74,17 @@ def opened(
     """
     asked, least, kept_back = dict(roster), mechanism.min_survivors, list[str]()
 
+    def told(said: str) -> None:
+        for one in (*kept_back, said):
+            tell(one)
+        kept_back.clear()
+
     def without(why: str) -> None:
-        for said in (*kept_back, f"round {naming.round} has no sum: {why}"):
-            tell(said)
+        told(f"round {naming.round} has no sum: {why}")
 
     for attempt in range(1, ATTEMPTS + 1):
         if len(asked) < least:
-            few = "fewer were drawn" if attempt == 1 else f"{_clients(len(asked))} left to ask"
+            few = f"{_clients(len(asked))} left to ask" if asked else "fewer were drawn that can take part"
             without(f"it needs {least} clients, and {few}")
             return None
         terms = Terms(*naming, attempt, asked, least, mechanism.colluders, width)
@@ -95,12 +99,12 @@ def opened(
             if paying.paid == paid:
                 kept_back.append(said)
             else:
-                tell(said)
+                told(said)
             asked = {client: key for client, key in asked.items() if client in calls.here}
             continue
         found = Opened(words.view(np.int32).astype(np.int64), tuple(members))
         if float(np.linalg.norm(found.units.astype(float))) > longest_sum(mechanism, len(members), width):
-            tell(f"the sum of round {naming.round} cannot be one of {len(members)} messages: somebody sent what no "
+            told(f"the sum of round {naming.round} cannot be one of {len(members)} messages: somebody sent what no "
                  "message can be; it counts as released, and is not used")  # fmt: skip
             return None
         return found

@@ -214,11 +214,12 @@ def _memories(folder: Path, federation: Federation, budget: float | None) -> str
         except UserError as error:  # which may be of an earlier agreement
             raise _Look(str(error).removesuffix(".")) from None
     released = releases_of(federation, folder, budget)
+    left_before = released.before()  # raises UserError if the count is damaged
     if not released.has_budget:
         return f"{len(found)} of earlier trainings"
     if (trouble := released.trouble()) is not None:
         raise UserError(trouble)
-    if released.before():
+    if left_before:
         raise _Look(released.said())
     return f"{len(found)} of earlier trainings; {released.said()}"
 

@@ -121,11 +121,12 @@ def _taking(folder: Path, how: Joining, mine: Member, stop: Callable[[], bool], 
 def say_what_left(folder: Path, mine: Member, how: Joining, log: Log) -> None:
     """Says what has left the client's data; raises UserError if the agreement asks for more than may leave."""
     released = releases_of(mine.federation, folder, how.budget)
+    left_before = released.before()  # raises UserError now if the count is damaged
     if not released.has_budget:
         return
     if (trouble := released.trouble()) is not None:
         raise UserError(trouble)
-    if released.before() or how.budget is not None:
+    if left_before or how.budget is not None:
         log.warn(released.said())
 
 

@@ -96,9 +96,12 @@ class Releases:
         spent = f"{before:,} messages have left under other agreements and {count:,} under this one"
         epsilon = self.epsilon()
         if self._plan is None or not math.isfinite(epsilon):
+            wanted, left, fewer = self.most - count, self.left(), ""
+            if left < wanted:
+                fewer = f"; {left:,} of the {wanted:,} messages that this one still asks for may leave"
             return (
                 f"{spent}; some had no noise of this client's own, or noise that protects nobody, so that no ε holds "
-                "for all of them together"
+                f"for all of them together{fewer}"
             )
         return (
             f"{spent}: ε ≤ {up(epsilon)} at δ = {self._plan.delta:g} so far, if these numbers had been fixed "
@@ -107,12 +110,13 @@ class Releases:
 
     def trouble(self) -> str | None:
         """Returns why not to take part: what left before takes up the budget. None: nothing stands in the way."""
-        wanted, left = self.most - self.count(), self.left()
+        wanted, left, holds = self.most - self.count(), self.left(), math.isfinite(self.epsilon())
         if left == wanted or self._plan is None or (self._budget is not None and left):
             return None
         if self._budget is not None:
-            instead = "a larger" if math.isfinite(self.epsilon()) else "no"
-            return f"{self.said()}: give {instead} --budget if you accept that."
+            return f"{self.said()}: give {'a larger' if holds else 'no'} --budget if you accept that."
+        if not holds:
+            return None  # `said` says so: there is no ε to keep to
         whole, promised = up(self.epsilon(wanted)), up(self._plan.epsilon(self._plan.rounds))
         return (
             f"{self.said()}. All of them take it to ε ≤ {whole}, and this agreement promises {promised}. Give --budget "
@@ -136,6 +140,7 @@ class Releases:
     def _counted(self, one: "_Released") -> tuple[float, float, int]:
         """Returns what accounting needs of messages with noise, by the promise of this agreement.
 
+        `unlike` is that of one noise, which a sum of several is no further from: a plan has 16 units of noise at least.
         Other clients' noise hides a message only from as many colluders as secure aggregation was agreed to hold
         against, and not where nobody relies on it.
         """
@@ -154,6 +159,11 @@ class Releases:
             return {}
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
+            if any("mu" in one for one in found.values()):
+                raise UserError(
+                    f"{self.path} was written by an earlier version, which counted in another way: move it away and "
+                    "keep it. What it counts comes on top of what is said from now on."
+                )
             every = {str(agreed): _Released(**one) for agreed, one in found.items()}
             if all(_possible(one) for one in every.values()):
                 return every

@@ -475,7 +475,7 @@ def _of_keys(here: Terms, there: Terms) -> str:
     names, ours, theirs = here.get("federation.clients"), here.get(KEYS_OF_ALL), there.get(KEYS_OF_ALL)
     if not (isinstance(names, list) and isinstance(ours, list) and isinstance(theirs, list)):
         return f"{KEYS_OF_ALL} are not set with the {'server' if not isinstance(ours, list) else 'client'}"
-    whose = [name for name, own, other in zip_longest(names, ours, theirs) if own != other]
+    whose = [name or "one more" for name, own, other in zip_longest(names, ours, theirs) if own != other]
     return visible(f"{KEYS_OF_ALL} has other keys with the client for {', '.join(map(str, whose))}", 200)
 
 

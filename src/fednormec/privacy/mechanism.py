@@ -52,8 +52,9 @@ class Privacy:
         min_cohort: in secagg, a round with fewer senders is called off.
         protocol: in secagg, whether the stages of secure aggregation really run: clients draw their own noise and mask
             their messages, and the server opens the sum alone. Noise and keys then come from the operating system, and
-            ε is that of clients that are asked in every round by a server that nobody trusts. False: only its noise and
-            its ε are those of secure aggregation, and the server here adds up what it sees.
+            ε is that of clients that are asked in every round by a server that nobody trusts: randomness, noise and
+            draws become "secure", "discrete" and "server". False: only its noise and its ε are those of secure
+            aggregation, and the server here adds up what it sees.
         min_survivors: with the protocol, number of messages in a sum, at least, which clients enforce; ε counts on
             their noise. None: 70 % of those that are drawn, rounded up, and at least 2.
         tuning_runs: number of runs on the same clients that the ε must cover, this one included.
@@ -69,8 +70,7 @@ class Privacy:
         settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
             computed constants: changes nothing but the statement, which says that ε does not cover it.
         draws: "honest" (who takes part is drawn as the settings say) or, in local, "server" (a server that nobody
-            trusts draws: ε is that of clients that are asked in every round, as always in a federation). With the
-            protocol it is the server, whatever is said here.
+            trusts draws: ε is that of clients that are asked in every round, as always in a federation).
     """
 
     epsilon: float | None = None
@@ -122,6 +122,7 @@ class Privacy:
         if self.protocol:  # what really happens, wherever these settings are shown
             object.__setattr__(self, "randomness", "secure")
             object.__setattr__(self, "noise", "discrete")
+            object.__setattr__(self, "draws", "server")
         if self.secure and not self.discrete:
             raise UserError("secure noise that is continuous shows in the low bits of the sums who sent nothing: leave "
                             "privacy.noise out, which puts noise on a grid.")  # fmt: skip
@@ -521,7 +522,7 @@ def plan(
     mechanism = Mechanism(
         num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
         asked.adjacency, asked.colluders, asked.min_cohort, asked.secure, 0.0 if asked.discrete else rounding,
-        asked.stream, "server" if asked.protocol else asked.draws, dim if asked.discrete else 0, asked.protocol,
+        asked.stream, asked.draws, dim if asked.discrete else 0, asked.protocol,
         least_survivors(asked, num_clients, participation),
     )  # fmt: skip
     before, paper = (asked.tuning_runs - 1) * rounds, asked.calibration == PAPER

@@ -12,7 +12,7 @@ from fednormec.privacy.labels import NOT_PRIVATE
 from fednormec.privacy.mechanism import Mechanism, Plan, Trust
 
 ENOUGH, LITTLE, NOTHING = 0.3, 2.0, 4.0  # of the decisive ratio; this and the next line: experiments/outlook
-SELDOM = 0.95  # probability of a round with a sum
+OFTEN = 0.95  # probability of a round with a sum, from which on none without is worth a word
 PARAMETERS, REMEMBERED = 625, 16  # number of parameters, and of rounds with a server memory, that count at most
 
 
@@ -117,8 +117,9 @@ def notes(plan: Plan | None) -> list[str]:
 def _called_off(m: Mechanism) -> Iterator[str]:
     """Yields a warning if fewer clients are drawn than a round needs in more than a twentieth of the rounds."""
     held = m.participation.held(m.num_clients, m.least_cohort)
-    if held < SELDOM:
+    if held < OFTEN:
+        setting = "privacy.min_survivors" if m.protocol else "privacy.min_cohort"
         yield (
             f"only about {held:.0%} of the rounds will have a sum: in the others fewer than {m.least_cohort} clients "
-            "are drawn. Draw more of them (participation), or ask for fewer (privacy.min_survivors, min_cohort)."
+            f"are drawn. Draw more of them (participation), or ask for fewer ({setting})."
         )

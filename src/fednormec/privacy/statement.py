@@ -154,7 +154,11 @@ def _grounds(plan: Plan, rounds: int, again: int, second: float) -> Iterator[tup
     yield "trust", trust(m)
     what = "rounds of noisy messages" if m.trust == "local" else "noisy sums, one a round,"
     if m.protocol:
-        what = f"attempt{'' if rounds == 1 else 's'} at a noisy sum, each counted as one,"
+        what = (
+            "attempt at a noisy sum, counted as one,"
+            if rounds == 1
+            else "attempts at a noisy sum, each counted as one,"
+        )
     repeated = f" ({again} of them of rounds that were interrupted and drawn again)" if again else ""
     yield "released", f"{rounds} {what} and all that follows from them: every model, the server's memory{repeated}"
     where = "the sum" if m.trust == "central" else "each message"

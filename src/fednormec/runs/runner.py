@@ -69,7 +69,8 @@ class Site(NamedTuple):
     Args:
         assemble: builds the experiment.
         on: where clients compute; by default on threads.
-        says: what the statement says besides; nothing, where one program is all clients and the server.
+        says: what the statement says besides.
+        one_program: whether one program is all clients and the server, which the statement then says.
         command: the command to resume with.
         forgets: whether all memories start over when the run resumes.
         waits: whether no round may begin before the checkpoint of the last one is stored: clients that remember only
@@ -80,6 +81,7 @@ class Site(NamedTuple):
     assemble: Callable[[Config], Experiment] = assemble
     on: Place | None = None
     says: tuple[tuple[str, str], ...] = ()
+    one_program: bool = True
     command: str | None = None
     forgets: bool = False
     waits: bool = False
@@ -421,7 +423,7 @@ def _statement(run: _Run, ended: str | None) -> Statement | None:
             experiment.run.rounds,
         )  # fmt: skip
         folder.open_ledger(plan)
-    return state(plan, folder.releases, run.paying.again, says, ended, one_program=not run.site.says)
+    return state(plan, folder.releases, run.paying.again, says, ended, run.site.one_program)
 
 
 def _with_texts(summary: Summary, folder: RunFolder) -> Summary:
