@@ -16,6 +16,7 @@ from scipy.special import log_ndtr
 
 from fednormec.config.schema import dump
 from fednormec.data import Examples
+from fednormec.engine.planning import planned
 from fednormec.errors import UserError
 from fednormec.federation.agreement import Federation, for_client
 from fednormec.federation.client import answering, releases_of
@@ -28,7 +29,8 @@ SECURE = {"noise_std": 4.0, "delta": 1e-5, "trust": "local", "randomness": "secu
 
 def agreement(seed: int = 3, **privacy: object) -> Federation:
     run = {"rounds": ROUNDS, "seed": seed, "dtype": "float64"}
-    return party(config(privacy=SECURE | privacy, run=run), 0)
+    asked = {key: value for key, value in (SECURE | privacy).items() if value is not None}
+    return party(config(privacy=asked, run=run), 0)
 
 
 def sent(federation: Federation, folder: Path, rounds: int, budget: float | None = None) -> list[str]:
@@ -50,6 +52,13 @@ def gaussian(mu: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if profile(middle) > delta else (low, middle)
     return high
+
+
+def test_noise_is_calibrated_once_and_not_with_every_message(tmp_path, monkeypatch):
+    """Searching for the noise of an ε takes a hundred times as long as a small message."""
+    plans, federation = list[int](), agreement(noise_std=None, epsilon=9.0)
+    monkeypatch.setattr("fednormec.federation.agreement.planned", lambda *given: plans.append(1) or planned(*given))
+    assert sent(federation, tmp_path, ROUNDS) == [DONE] * ROUNDS and len(plans) == 1
 
 
 def test_another_seed_buys_no_more_messages(tmp_path):

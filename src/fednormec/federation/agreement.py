@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -105,7 +106,8 @@ class FederationSettings:
         return Examples(x, np.zeros((1, *self.targets), np.int64), self.kind)
 
 
-class Federation(NamedTuple):
+@dataclass(frozen=True)
+class Federation:
     """Federation as one party knows it.
 
     Attributes:
@@ -122,7 +124,7 @@ class Federation(NamedTuple):
     terms: dict[str, Any]
     report: Callable[[Tensor], ByClient] | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan | None:
         """Plan that every party computes for itself: how much noise, for how many rounds; None without privacy."""
         problem, algorithm, participation, privacy, run, *_ = self.experiment
