@@ -231,11 +231,11 @@ def _trained(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
         SecureWire(wire, carry, keys_of(federation)) if together(federation) else wire,
         () if plan is None else besides(plan.mechanism, federation.settings.report, link.transport),
-        False,
         command,
         how.forget_memories,
         True,
         log,
+        one_program=False,
     )
     if (out / "config.toml").exists():
         summary = go_on(out, how.quiet, [board.observer], stop=stop, site=site)

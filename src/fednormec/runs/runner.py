@@ -70,22 +70,22 @@ class Site(NamedTuple):
         assemble: builds the experiment.
         on: where clients compute; by default on threads.
         says: what the statement says besides.
-        one_program: whether one program is all clients and the server, which the statement then says.
         command: the command to resume with.
         forgets: whether all memories start over when the run resumes.
         waits: whether no round may begin before the checkpoint of the last one is stored: clients that remember only
             their last two rounds could not follow a server that falls back further.
         tell: called with what a person should know.
+        one_program: whether one program is all clients and the server, which the statement then says.
     """
 
     assemble: Callable[[Config], Experiment] = assemble
     on: Place | None = None
     says: tuple[tuple[str, str], ...] = ()
-    one_program: bool = True
     command: str | None = None
     forgets: bool = False
     waits: bool = False
     tell: Callable[[object], None] = note
+    one_program: bool = True
 
 
 HERE = Site()
