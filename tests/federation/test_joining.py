@@ -243,7 +243,7 @@ def test_explain_says_what_noise_there_is_in_secure_aggregation(tmp_path: Path) 
 
 def test_checks_say_who_must_stay(tmp_path: Path) -> None:
     fed = secagg(tmp_path, privacy=SECAGG | {"colluders": 1})
-    stays = "those of all 4 clients are in federation.toml; of 4 clients that are asked 3 must stay for a sum"
+    stays = "those of all 4 clients are in federation.toml; if 4 clients are asked 3 must stay, and a sum needs 3"
     for found in (check_server(fed, Serving()), check_client(home(fed), mine(fed))):
         said = {one.what: one.said for one in found}
         assert said["keys"].startswith(stays)

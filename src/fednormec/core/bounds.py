@@ -232,13 +232,13 @@ class Bound(NamedTuple):
             return delta
         most, unit = self.radius * (1 - norm_error(updates)), 0.0 if self.grid is None else self.grid.unit
         factors = kernels.feedback_(updates, memory, *self.law, self.radius, most, beta, unit)
-        odd, sent, broken = factors.isnan().nonzero()[:, 0], factors if self.grid is None else None, ()
+        odd, still_to_apply, broken = factors.isnan().nonzero()[:, 0], factors if self.grid is None else None, ()
         if len(odd):
             moved, few = memory[odd], self.scale_(updates[odd])
             few.move_(moved, beta)
             memory[odd], updates[odd], factors[odd] = moved, few.whole(), 1.0
             broken = tuple(odd[list(few.broken)].tolist())
-        return Messages(updates, sent, broken)
+        return Messages(updates, still_to_apply, broken)
 
 
 def smooth_normalize(alpha: float, radius: float = 1.0) -> Bound:

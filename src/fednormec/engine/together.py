@@ -60,7 +60,7 @@ def opened(
     """Returns the sum of a round; None if no attempt came to one that can be used, or the budget pays for no more.
 
     An attempt is paid for before noise leaves anybody; clients count it once they have sent. What fails earlier costs
-    nothing, and is told only if the round has no sum. The next attempt is without those who did not answer.
+    nothing, and is told only if more goes wrong in the round. The next attempt is without those who did not answer.
 
     Args:
         mechanism: what the noise follows.

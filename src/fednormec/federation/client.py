@@ -243,7 +243,9 @@ def _computed(
     messages, left_out = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
     if federation.plan is not None:
         summed(algorithm, messages, rows.new_ones(1), Adding(longest=federation.plan.mechanism.radius, grid=grid))
-    message = messages.whole()[0] if grid is None else grid.truncate_(messages.whole().clone())[0]  # may be the memory
+    message = messages.whole()[0]
+    if grid is not None:  # of a copy: a method may hand out its memory as its message
+        message = grid.truncate_(message.clone()[None])[0]
     if local is not None:
         draw = local.noise(len(message), 1, run.seed, request.round, client)
         message = (message.double() + torch.from_numpy(draw)).to(message.dtype)

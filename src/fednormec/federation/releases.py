@@ -33,7 +33,7 @@ class Releases:
 
     def __init__(self, folder: Path, agreed: str, plan: Plan | None = None, budget: float | None = None) -> None:
         self.path, self._agreed, self._plan, self._budget = folder / "releases.json", agreed, plan, budget
-        self._none = _Released(0, "", None) if plan is None else _noise_of(plan)
+        self._empty = _Released(0, "", None) if plan is None else _noise_of(plan)
 
     @property
     def has_budget(self) -> bool:
@@ -125,17 +125,17 @@ class Releases:
 
     def _paid_for(self, every: "dict[str, _Released]") -> int:
         """Returns how many messages under this agreement may have left in all."""
-        if self._plan is None or self._none.std is None:
+        if self._plan is None or self._empty.std is None:
             return self.most
         if self._budget is not None and any(one.releases and one.std is None for one in every.values()):
             return 0  # no budget is kept any more
         others = tuple(
             self._counted(one) for agreed, one in every.items() if agreed != self._agreed and one.std is not None
         )
-        return _paid_for(others, self._counted(self._none)[:2], self.most, self._plan.delta, self._budget)
+        return _paid_for(others, self._counted(self._empty)[:2], self.most, self._plan.delta, self._budget)
 
     def _mine(self, every: "dict[str, _Released]") -> "_Released":
-        return every.get(self._agreed, self._none)
+        return every.get(self._agreed, self._empty)
 
     def _counted(self, one: "_Released") -> tuple[float, float, int]:
         """Returns what accounting needs of messages with noise, by the promise of this agreement.

@@ -96,9 +96,11 @@ def own_key(federation: Federation, client: int, folder: Path) -> Private:
 def must_stay(plan: Plan) -> str:
     """Returns how many clients a round needs where messages are added up in secure aggregation, in words."""
     m = plan.mechanism
-    asked = max(m.min_survivors, round(m.participation.rate(m.num_clients) * m.num_clients))
+    rate = m.participation.rate(m.num_clients)
+    asked = max(m.min_survivors, round(rate * m.num_clients))
     needed = signatures_needed(asked, m.min_survivors, m.colluders)
-    return f"of {asked} clients that are asked {needed} must stay for a sum, and {m.min_survivors} messages be in it"
+    often = "" if rate == 1 else ", as on average,"
+    return f"if {asked} clients are asked{often} {needed} must stay, and a sum needs {m.min_survivors} messages"
 
 
 class Summing:

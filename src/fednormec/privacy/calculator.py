@@ -148,8 +148,8 @@ def rows(question: Question) -> Iterator[Row]:
             )  # fmt: skip
             if trust == "secagg" and q.min_survivors is not None:
                 asked = running(asked, q.min_survivors)
-            if trust == "secagg":
-                q.participation.rate_if_held(q.clients, asked.least_cohort)  # raises UserError if hardly any round is
+            if trust == "secagg":  # raises UserError if hardly any round is held
+                q.participation.rate_if_held(q.clients, asked.least_cohort)
             for accountant in ACCOUNTANTS:
                 if math.isinf(asked.epsilon(q.rounds, q.delta, accountant)):
                     continue  # no Rényi bound is known for replace-one under Poisson sampling
