@@ -52,6 +52,7 @@ from fednormec.core.problem import ByClient as ByClient
 from fednormec.core.problem import Divisible as Divisible
 from fednormec.core.problem import Metrics as Metrics
 from fednormec.core.problem import Problem as Problem
+from fednormec.core.records import dp_sgd as dp_sgd
 from fednormec.core.schedules import Schedule as Schedule
 from fednormec.core.schedules import schedule as schedule
 from fednormec.engine.checking import MethodCheck as MethodCheck
@@ -70,9 +71,9 @@ from fednormec.engine.threads import Threads as Threads
 from fednormec.errors import BoundBroken as BoundBroken
 from fednormec.errors import Diverged as Diverged
 from fednormec.errors import UserError as UserError
+from fednormec.privacy.asked import Privacy as Privacy
 from fednormec.privacy.ledger import read_ledger as read_ledger
 from fednormec.privacy.mechanism import Mechanism as Mechanism
-from fednormec.privacy.mechanism import Privacy as Privacy
 from fednormec.privacy.statement import Statement as Statement
 from fednormec.problems import models as models
 from fednormec.problems.adapters import lora as lora

@@ -167,7 +167,7 @@ def test_only_independent_sampling_is_amplified():
     assert fn.Mechanism(20, fn.poisson(0.25), 2.0).release() == Hidden(0.25, 0.5)
     own_noise = fn.Mechanism(20, online, 2.0, trust="secagg").release()
     assert own_noise == Open((1.0,), (0.5,))  # nobody promises that anyone else takes part
-    assert set(PARTICIPATIONS) == {"full", "poisson", "fixed_size"} and set(LOCALS) == {"gd", "ig", "sgd"}
+    assert set(PARTICIPATIONS) == {"full", "poisson", "fixed_size"} and set(LOCALS) == {"gd", "ig", "sgd", "dp_sgd"}
 
 
 @pytest.mark.long

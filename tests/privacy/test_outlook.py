@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import fednormec as fn
 from fednormec.engine.planning import planned
-from fednormec.privacy.mechanism import TRUSTS, plan
+from fednormec.privacy.asked import TRUSTS
+from fednormec.privacy.mechanism import plan
 from fednormec.privacy.outlook import ENOUGH, LITTLE, NOTHING, Outlook, notes, outlook
 
 M, D, ROUNDS = 30, 40, 400

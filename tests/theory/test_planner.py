@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fednormec.core.participation import full, poisson
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import Privacy
+from fednormec.privacy.asked import Privacy
 from fednormec.privacy.mechanism import plan as privacy_plan
 from fednormec.theory.corrected import error_after_warmup, guarantee, promise, update_lipschitz
 from fednormec.theory.planner import DRIFT_SHARE, plan, plan_exactly

@@ -67,4 +67,8 @@ def faulty(local: LocalUpdate, fault: Callable[[Tensor], Tensor], clients: Colle
             rows[place] = made if made.shape == rows[place].shape else torch.nan
         return rows
 
-    return local._replace(name=f"{local.name} with {len(chosen)} faulty clients", run=run)
+    own = local.per_record
+    if own is not None:
+        noised = own.noised
+        own = own._replace(noised=lambda draws: faulty(noised(draws), fault, clients))
+    return local._replace(name=f"{local.name} with {len(chosen)} faulty clients", run=run, per_record=own)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fednormec.config.assemble import assemble
 from fednormec.config.schema import Config
 from fednormec.core.randomness import generator
-from fednormec.engine.planning import planned
+from fednormec.engine.planning import planned_for_clients
 from fednormec.errors import (
     UserError,
 )
@@ -37,7 +37,9 @@ def audited(config: Config, training: bool, canaries: int | None, quiet: bool) -
     )  # fmt: skip
     if privacy is None:
         raise UserError("there is nothing to audit: this config has no [privacy].")
-    plan = planned(problem, algorithm, experiment.participation, privacy, rounds)
+    if not privacy.for_clients:
+        raise UserError("what is audited here is the privacy of clients, and this config protects records.")
+    plan = planned_for_clients(problem, algorithm, experiment.participation, privacy, rounds)
     with counted("round", quiet) as show:
         if not training:
             found = audit_mechanism(

@@ -65,8 +65,10 @@ from fednormec.engine.simulation import simulate
 from fednormec.errors import BoundBroken, UserError, at_least_one
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Open
+from fednormec.privacy.asked import Privacy, require_delta
 from fednormec.privacy.labels import up
-from fednormec.privacy.mechanism import Mechanism, Privacy, plan, require_delta
+from fednormec.privacy.mechanism import Mechanism, plan
+from fednormec.privacy.records import for_clients
 
 SIDE_ROUNDS = 1000  # of nothing but noise: noise that is missing in one of a hundred rounds shows
 AGAIN = 64  # rounds of a run with another seed
@@ -271,8 +273,9 @@ def audit_training(
         for r in simulate(
             planted, algorithm, participation, asked(mechanism, delta), rounds=planned.rounds, seed=seed
         ):  # fmt: skip
-            assert r.plan is not None
-            mechanism, std = r.plan.mechanism, noise_std(r)
+            played = for_clients(r.plan)
+            assert played is not None
+            mechanism, std = played.mechanism, noise_std(r)
             sent.append(senders(r, planted.num_clients))
             along.append((directions @ r.released[: problem.dim].to(directions)).double().cpu().numpy() / radius)
             if std > 0:

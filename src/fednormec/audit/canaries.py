@@ -13,7 +13,7 @@ from fednormec.core.problem import Metrics, Problem
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import take
 from fednormec.errors import UserError, one_of, positive
-from fednormec.privacy.mechanism import ADJACENCIES, Adjacency
+from fednormec.privacy.asked import ADJACENCIES, Adjacency
 
 
 @final

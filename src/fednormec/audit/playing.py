@@ -23,7 +23,9 @@ from fednormec.engine.threads import Threads
 from fednormec.engine.together import STAGES as STAGE_NAMES
 from fednormec.engine.together import Together
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import Mechanism, Privacy
+from fednormec.privacy.asked import Privacy
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.records import for_clients
 from fednormec.problems.silence import Silence
 
 FEWEST = 40  # canaries from which anything can be said
@@ -109,8 +111,9 @@ def senders(r: Round, num_clients: int) -> np.ndarray:
 
 def noise_std(r: Round) -> float:
     """Returns the standard deviation of a round's noise; 0 where none is due."""
-    assert r.plan is not None
-    mechanism = r.plan.mechanism
+    plan = for_clients(r.plan)
+    assert plan is not None
+    mechanism = plan.mechanism
     std = mechanism.noise_std * mechanism.radius * (1 + mechanism.rounding)
     return std if mechanism.trust == "central" else std * math.sqrt(r.sent)
 

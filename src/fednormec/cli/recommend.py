@@ -42,7 +42,7 @@ def recommend(
 ) -> None:
     from fednormec.config import recommending
     from fednormec.files import to_json
-    from fednormec.privacy.mechanism import Trust
+    from fednormec.privacy.asked import Trust
 
     found = recommending.recommend(
         clients=clients, dim=dim, epsilon=epsilon, rounds=rounds, p=p, delta=delta, trust=cast(Trust, trust),

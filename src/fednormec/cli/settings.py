@@ -61,7 +61,7 @@ def _sections() -> dict[str, Part]:
     from fednormec.config.listing import about, settings_of
     from fednormec.config.settings import BESIDE, PURPOSES, SWEEP, DataSettings, GivenConstants, RunSettings
     from fednormec.federation.agreement import FederationSettings
-    from fednormec.privacy.mechanism import Privacy
+    from fednormec.privacy.asked import Privacy
 
     own = {
         "data": DataSettings, "privacy": Privacy, "constants": GivenConstants, "faults": Faults,

@@ -37,6 +37,7 @@ from fednormec.core.local import LocalUpdate, gd, ig, sgd
 from fednormec.core.participation import Participation, fixed_size, full, poisson
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
+from fednormec.core.records import dp_sgd
 from fednormec.core.schedules import schedule
 from fednormec.data import (
     Examples,
@@ -48,7 +49,7 @@ from fednormec.data.names import CLASS_NAMES
 from fednormec.data.sources import Shapes
 from fednormec.engine.planning import evaluation_interval
 from fednormec.errors import UserError, known, require_room
-from fednormec.privacy.mechanism import Privacy
+from fednormec.privacy.asked import Privacy
 from fednormec.problems.adapters import add_adapters
 from fednormec.problems.logistic import Logistic
 from fednormec.problems.losses import loss_named
@@ -57,7 +58,7 @@ from fednormec.problems.neural import NeuralProblem
 from fednormec.problems.quadratic import Quadratic, random_quadratic
 
 Table = Mapping[str, Callable[..., Any]]
-LOCALS: Table = {"gd": gd, "ig": ig, "sgd": sgd}
+LOCALS: Table = {"gd": gd, "ig": ig, "sgd": sgd, "dp_sgd": dp_sgd}
 PARTICIPATIONS: Table = {"full": full, "poisson": poisson, "fixed_size": fixed_size}
 
 

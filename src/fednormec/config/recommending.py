@@ -13,8 +13,9 @@ from fednormec.config.assemble import Rules, rules
 from fednormec.config.schema import Config, as_toml
 from fednormec.core.participation import Participation, full, poisson
 from fednormec.errors import UserError, at_least_one, one_of, positive, visible
+from fednormec.privacy.asked import TRUSTS, Privacy, Trust
 from fednormec.privacy.labels import up
-from fednormec.privacy.mechanism import MOST, TRUSTS, Plan, Privacy, Trust, plan
+from fednormec.privacy.mechanism import MOST, Plan, plan
 from fednormec.privacy.outlook import Outlook, outlook
 
 METHOD, STEPS = "dp_fed_avg_normalized", 5

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from fednormec.core.randomness import generator
 from fednormec.core.schedules import Schedule, constant
 from fednormec.core.vectors import plus
 from fednormec.errors import at_least_one, one_of, positive
+
+if TYPE_CHECKING:
+    from fednormec.core.records import PerRecord
 
 
 class Moment(NamedTuple):
@@ -41,6 +44,7 @@ class LocalUpdate(NamedTuple):
         visits: visits(n) is the number of examples of which a client that has n takes a gradient; one that it takes
             twice counts twice.
         schedule: factor on the step by the round, which `run` keeps to; `scheduled` sets both.
+        per_record: how its steps bound what they take of each record, and the same steps with noise; None: they do not.
     """
 
     name: str
@@ -48,6 +52,7 @@ class LocalUpdate(NamedTuple):
     run: Callable[[Problem, Tensor, np.ndarray, Moment, Tensor | None], Tensor]
     visits: Callable[[int], int] = lambda n: n
     schedule: Schedule = constant()
+    per_record: "PerRecord | None" = None
 
     def step_in(self, number: int) -> float:
         """Returns the step in the round with this number, from 1."""
@@ -64,7 +69,11 @@ class LocalUpdate(NamedTuple):
             now = moment._replace(factor=moment.factor * schedule.factor(moment.round))
             return self.run(problem, x, ids, now, correction)
 
-        return self._replace(name=f"{self.name}, {schedule.name}", run=run, schedule=schedule)
+        own = self.per_record
+        if own is not None:
+            noised = own.noised
+            own = own._replace(noised=lambda draws: noised(draws).scheduled(schedule))
+        return self._replace(name=f"{self.name}, {schedule.name}", run=run, schedule=schedule, per_record=own)
 
 
 class Batches(NamedTuple):

@@ -19,7 +19,8 @@ from fednormec.core.stages import stage
 from fednormec.core.vectors import neighbours
 from fednormec.engine.memories import Memories, Remembered
 from fednormec.errors import BoundBroken, UserError
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.records import AnyPlan, for_clients
 
 STRETCHES = 4  # least number of stretches, if there are as many tiles
 
@@ -39,7 +40,7 @@ class Job(NamedTuple):
     problem: Problem
     algorithm: Algorithm
     participation: Participation
-    plan: Plan | None
+    plan: AnyPlan | None
     seed: int
     x: Tensor
 
@@ -47,14 +48,20 @@ class Job(NamedTuple):
         """Work of a tile; with `prime` that of the method that runs for one exact round before the first."""
         algorithm = self.algorithm.prime if prime else self.algorithm
         assert algorithm is not None
-        longest = math.inf if self.plan is None else self.plan.mechanism.radius
+        longest = math.inf if self.mechanism is None else self.mechanism.radius
         exactly = regroups(self.participation, self.problem)
         return Work(self.problem, algorithm, Adding(exactly, longest, algorithm.bound.grid))
 
     @property
     def protocol(self) -> bool:
         """True if the stages of secure aggregation run."""
-        return self.plan is not None and self.plan.mechanism.protocol
+        return self.mechanism is not None and self.mechanism.protocol
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """Mechanism of the sums of messages; None where they get no noise of their own."""
+        plan = for_clients(self.plan)
+        return None if plan is None else plan.mechanism
 
     @property
     def memory_shape(self) -> tuple[int, int]:

@@ -11,18 +11,54 @@ from fednormec.core.bounds import STRIP
 from fednormec.core.participation import Participation, Weights
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
+from fednormec.core.records import Grouped, Recorded, record_sizes
 from fednormec.core.vectors import norm_error
 from fednormec.engine.clients import regroups
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import Plan, Privacy, plan
+from fednormec.privacy.asked import Privacy
+from fednormec.privacy.mechanism import Plan, plan
+from fednormec.privacy.records import AnyPlan, RecordPlan, Silos, plan_records
 
+RECORD = "one row of a client's data"
 TYPICAL = 500  # number of a client's examples, where the true number must decide nothing
 
 
 def planned(
     problem: Problem, algorithm: Algorithm, participation: Participation, privacy: Privacy, rounds: int
-) -> Plan:
+) -> AnyPlan:
     """Returns the plan by which `simulate` keeps to `privacy`; raises UserError if it cannot be kept."""
+    records = planned_for_records(problem, algorithm, privacy, rounds) if privacy.for_records else None
+    if records is not None and not privacy.for_clients:
+        return records
+    clients = planned_for_clients(problem, algorithm, participation, privacy, rounds)
+    if records is None:
+        return clients
+    least = min(clients.rounds, records.rounds)
+    return replace(clients, rounds=least, records=replace(records, rounds=least))
+
+
+def planned_for_records(problem: Problem, algorithm: Algorithm, privacy: Privacy, rounds: int) -> RecordPlan:
+    """Returns the plan by which each client protects its records; raises UserError if it cannot be kept."""
+    rule = algorithm.local.per_record
+    if rule is None:
+        raise UserError(f"with unit = 'record' local steps must bound what they take of each record, and "
+                        f"{algorithm.local.name} does not: take local.name = 'dp_sgd', and a method with local steps, "
+                        "such as fed_avg, fed_normec or scaffold.")  # fmt: skip
+    if algorithm.prime is not None:
+        raise UserError("initial_memory = 'local_updates' computes one more round than is counted: start from zero.")
+    if isinstance(problem, Recorded):
+        problem.require_records()
+    sizes, x = record_sizes(problem).tolist(), problem.init(generator(0, "init"))
+    names = [f"client {number}" for number in range(problem.num_clients)]
+    record = "all rows of one person at a client" if isinstance(problem, Grouped) and problem.grouped else RECORD
+    silos = Silos(sizes, range(len(sizes)), names, len(sizes), problem.dim, x.dtype, record)
+    return plan_records(privacy, silos, rule, rounds)
+
+
+def planned_for_clients(
+    problem: Problem, algorithm: Algorithm, participation: Participation, privacy: Privacy, rounds: int
+) -> Plan:
+    """Returns the plan by which clients are protected; raises UserError if it cannot be kept."""
     require_bounded(algorithm)
     participation = algorithm.rule(participation)
     x, width = problem.init(generator(0, "init")), algorithm.message_width(problem.dim)

@@ -23,10 +23,12 @@ from torch import Tensor
 from fednormec import __version__
 from fednormec.core import kernels
 from fednormec.core.algorithm import Server
+from fednormec.core.bounds import Bound
 from fednormec.core.local import Moment
 from fednormec.core.machine import keep_freed_memory
 from fednormec.core.participation import Cohort
 from fednormec.core.problem import Divisible, Metrics, Problem
+from fednormec.core.records import Grouped, apart_from_data, bounded_sum, examples_of, record_sizes
 from fednormec.core.stages import Stage, looking, profiled
 from fednormec.engine.clients import FREE, Branch, Clients, Exchanged, Job, Paying, Work, add, added, tile, tiles
 from fednormec.engine.memories import Memories, Remembered, pieces
@@ -233,6 +235,27 @@ class _Part:
         self.dim, self.tile, self.num_clients, self.client_sizes = (
             problem.dim, problem.tile, len(client_sizes), client_sizes,
         )  # fmt: skip
+
+    @property
+    def grouped(self) -> bool:
+        return isinstance(self._problem, Grouped) and self._problem.grouped
+
+    @property
+    def record_sizes(self) -> np.ndarray:
+        """Number of records of each client, those of other workers' clients being 0."""
+        own = record_sizes(self._problem)
+        sizes = np.zeros(max(self.num_clients, self._first + len(own)), np.int64)
+        sizes[self._first : self._first + len(own)] = own
+        return sizes
+
+    def examples_of(self, client: int, records: np.ndarray) -> np.ndarray:
+        return examples_of(self._problem, client - self._first, records)
+
+    def record_sum(self, x: Tensor, client: int, records: np.ndarray, bound: Bound) -> Tensor:
+        return bounded_sum(self._problem, x, client - self._first, records, bound)
+
+    def apart_from_data(self, x: Tensor) -> Tensor | None:
+        return apart_from_data(self._problem, x)
 
     def init(self, rng: np.random.Generator) -> Tensor:
         return self._problem.init(rng)

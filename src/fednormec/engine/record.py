@@ -6,16 +6,24 @@ from typing import Any, final
 COUNTS = ("computed", "sent", "left_out")  # of clients, in every record
 MISSED = "missed"  # and where clients can fail to answer
 THEORY = ("memory_error", "tracking_error")  # of the method rather than of the model
-ABOUT = ("round", "epsilon", "delta", "label")  # beside the public figures of the model
+ABOUT = (
+    "round",
+    "epsilon",
+    "delta",
+    "label",
+    "record_epsilon",
+    "record_delta",
+)  # beside the public figures of the model
 APART = "not_private"
-UNKNOWN = {"epsilon": math.inf}  # what null in a file stands for, where that is not NaN
+UNKNOWN = {"epsilon": math.inf, "record_epsilon": math.inf}  # what null in a file stands for, where that is not NaN
 
 
 @final
 class Record(dict[str, Any]):
     """Figures of a round, as a dict that JSON can hold.
 
-    Keys: `round`; in a private run `epsilon` and `delta` spent so far, with a `label` where the noise protects nobody;
+    Keys: `round`; in a private run `epsilon` and `delta` spent so far, with a `label` where the noise protects nobody,
+    and where records are protected beside clients `record_epsilon` and `record_delta`;
     where the model was evaluated its figures on a public test set; and `not_private`, a dict of what looks at clients'
     data or at who took part: further figures, and the numbers of clients that `computed`, `sent`, were `left_out` (and
     `missed`). A non-finite figure is NaN, and null in a file. The properties also read a damaged record.

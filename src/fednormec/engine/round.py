@@ -13,7 +13,7 @@ from fednormec.core.problem import Metrics
 from fednormec.engine.memories import Remembered
 from fednormec.engine.record import APART, COUNTS, MISSED, Record
 from fednormec.errors import Diverged, UserError
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.records import AnyPlan, for_records
 from fednormec.privacy.statement import Statement, state
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Round(NamedTuple):
     in_vain: int
     metrics: Metrics | None
     released: Tensor
-    plan: Plan | None
+    plan: AnyPlan | None
     releases: int
     last: bool
     missed: int | None
@@ -177,4 +177,7 @@ def record(r: Round, measured: Mapping[str, float] | None = None) -> Record:
     if r.missed is not None:
         counts[MISSED] = r.missed
     spent = {} if r.plan is None else {"epsilon": r.epsilon, "delta": r.plan.delta, **r.plan.label}
+    records = for_records(r.plan)
+    if records is not None and records is not r.plan:
+        spent |= {"record_epsilon": records.spent(r.releases), "record_delta": records.delta}
     return Record({"round": r.number, **spent, **public, APART: {**private, **counts}})

@@ -23,10 +23,11 @@ from fednormec.engine.planning import planned
 from fednormec.engine.round import Resumed, Round, Saved
 from fednormec.engine.threads import Threads
 from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
-from fednormec.privacy.mechanism import Plan, Privacy
+from fednormec.privacy.asked import Privacy
+from fednormec.privacy.records import AnyPlan, for_clients, for_records
 
 
-def _nothing(number: int, plan: Plan) -> None:
+def _nothing(number: int, plan: AnyPlan) -> None:
     pass
 
 
@@ -41,7 +42,7 @@ def simulate(
     x0: Tensor | None = None,
     evaluate_every: int | None = None,
     on: Place | None = None,
-    before_release: Callable[[int, Plan], None] = _nothing,
+    before_release: Callable[[int, AnyPlan], None] = _nothing,
     resume: Resumed | None = None,
 ) -> Generator[Round, None, None]:
     """Runs `rounds` rounds and yields each; the same seed gives the same bits wherever clients compute.
@@ -75,7 +76,9 @@ def simulate(
     x, plan = problem.init(generator(seed, "init")), None
     if privacy is not None:
         plan = planned(problem, algorithm, rule, privacy, rounds)
-        rounds, algorithm = plan.rounds, algorithm.on_grid(plan.mechanism.grid)
+        rounds, algorithm = plan.rounds, _with_record_noise(algorithm, plan)
+    if (clients := for_clients(plan)) is not None:
+        algorithm = algorithm.on_grid(clients.mechanism.grid)
         require_keeps(algorithm, x)
     job, place = Job(problem, algorithm, rule, plan, seed, _starting_point(x, x0)), Threads() if on is None else on
     if resume is not None and resume.saved is not None:
@@ -101,19 +104,19 @@ def _rounds(
     place: Place,
     rounds: int,
     evaluate_every: int | None,
-    before_release: Callable[[int, Plan], None],
+    before_release: Callable[[int, AnyPlan], None],
     resume: Resumed,
 ) -> Generator[Round, None, None]:
     server, budget = job.algorithm.start(job.x), math.inf
     done, in_vain, releases = resume.round, resume.in_vain, resume.spent
     m, least = job.problem.num_clients, 1
-    if job.plan is not None:
-        least = job.plan.mechanism.least_cohort
-        if job.plan.budget is not None or job.protocol:  # clients agreed to no more messages than there are rounds
-            budget = job.plan.rounds
+    if job.plan is not None and (job.plan.budget is not None or job.protocol):
+        budget = job.plan.rounds  # with the protocol clients agreed to no more messages than there are rounds
+    if job.mechanism is not None:
+        least = job.mechanism.least_cohort
     weights = job.participation.weights(m, least)
-    if job.plan is not None:
-        weights = weights._replace(noise=job.plan.mechanism.variance / m**2)
+    if job.mechanism is not None:
+        weights = weights._replace(noise=job.mechanism.variance / m**2)
     with place.clients(job) as clients:
         if resume.saved is not None:
             server = _restored(resume.saved, clients, job.x.device)
@@ -148,12 +151,14 @@ def _rounds(
 
 def _released(job: Job, clients: Clients, server: Server, number: int, paying: Paying) -> _Released:
     """Returns what the clients send in a round, with its noise, which is paid for before any of it leaves them."""
-    m, plan = job.problem.num_clients, job.plan
-    if plan is None:
+    m, mechanism = job.problem.num_clients, job.mechanism
+    if mechanism is None:
         cohort = job.participation.draw(m, generator(job.seed, "cohort", number))
-        total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number))
-        return _Released(total, cohort if answered is None else answered, left_out, missed, 0)
-    mechanism = plan.mechanism
+        total, left_out, answered, missed = clients.exchange(server, cohort, Moment(job.seed, number), paying=paying)
+        if job.plan is not None:
+            with stage("disk"):
+                paying.pay()
+        return _Released(total, cohort if answered is None else answered, left_out, missed, paying.paid)
     cohort = mechanism.cohort(job.seed, number)
     own = mechanism.protocol or mechanism.trust == "local"  # whether clients may add noise of their own
     if (clients.noisy and not own) or (mechanism.protocol and not clients.noisy):
@@ -172,6 +177,15 @@ def _released(job: Job, clients: Clients, server: Server, number: int, paying: P
         with stage("disk"):
             paying.pay()
     return _Released(total, cohort, left_out, missed, paying.paid)
+
+
+def _with_record_noise(algorithm: Algorithm, plan: AnyPlan) -> Algorithm:
+    """Returns the method with local steps that add the noise which protects records, if the plan has any."""
+    records, rule = for_records(plan), algorithm.local.per_record
+    if records is None:
+        return algorithm
+    assert rule is not None
+    return algorithm._replace(local=rule.noised(records))
 
 
 def _evaluated(job: Job, x: Tensor, average: Tensor | None, number: int) -> Metrics:

@@ -200,14 +200,14 @@ class Together(NamedTuple):
 
     def check(self, job: Job) -> None:
         """Raises UserError if the job is for no secure aggregation, or has too many clients for one process."""
-        if job.plan is None or not job.protocol:
+        if job.mechanism is None or not job.protocol:
             raise UserError("clients add up their messages together only in secure aggregation: set "
                             "privacy.trust = 'secagg' and privacy.protocol = true.")  # fmt: skip
         m = job.problem.num_clients
         if m > MOST:
             raise UserError(f"the stages of secure aggregation run in one process for up to {MOST:,} clients, not "
                             f"{m:,}: set privacy.protocol = false to simulate its noise alone.")  # fmt: skip
-        mechanism = job.plan.mechanism
+        mechanism = job.mechanism
         keys = dict(enumerate(key.public_key() for key in _keys(m)))
         Terms("check", "", 0, 1, keys, mechanism.min_survivors, mechanism.colluders, 1).checked()
 
@@ -234,8 +234,9 @@ class _Members:
     def exchange(
         self, server: Server, cohort: Cohort, moment: Moment, prime: bool = False, paying: Paying = FREE
     ) -> Exchanged:
-        assert not prime and self._job.plan is not None
-        mechanism, senders = self._job.plan.mechanism, cohort.computing[cohort.sending].tolist()
+        mechanism = self._job.mechanism
+        assert not prime and mechanism is not None
+        senders = cohort.computing[cohort.sending].tolist()
         before = self.memories.rows[cohort.computing].clone()
         messages, left_out = self._computed(server, cohort, moment)
         roster = {client: self._keys[client].public_key() for client in senders}
@@ -270,8 +271,8 @@ class _Members:
 
     def _asking(self, terms: Terms, messages: Mapping[int, np.ndarray]) -> Ask:
         """Returns how the members of one attempt are asked: each draws its noise once, when it is asked to mask."""
-        assert self._job.plan is not None
-        mechanism, gone = self._job.plan.mechanism, set[int]()
+        mechanism, gone = self._job.mechanism, set[int]()
+        assert mechanism is not None
         members = {client: Member(terms, client, self._keys[client]) for client in terms.cohort}
 
         def answer(name: str, client: int, body: bytes) -> bytes:

@@ -23,7 +23,7 @@ from fednormec.core.problem import ByClient, Metrics, Problem
 from fednormec.core.randomness import generator
 from fednormec.data import Examples, FederatedData, Kind, hold_out
 from fednormec.data.sources import Inputs
-from fednormec.engine.planning import planned
+from fednormec.engine.planning import planned_for_clients
 from fednormec.errors import UserError, at_least_one, known, positive, require_room
 from fednormec.privacy.mechanism import Plan
 
@@ -130,7 +130,7 @@ class Federation:
         problem, algorithm, participation, privacy, run, *_ = self.experiment
         if privacy is None:
             return None
-        return planned(problem, algorithm, participation, privacy, run.rounds)
+        return planned_for_clients(problem, algorithm, participation, privacy, run.rounds)
 
 
 def for_server(config: Config, folder: Path, reports: Reports | None = None) -> Federation:

@@ -223,8 +223,8 @@ class _Masked(Remote):
 
     def __init__(self, place: SecureWire, run: str, job: Job) -> None:
         super().__init__(place.wire, run, job)
-        assert job.plan is not None
-        self._place, self._mechanism = place, job.plan.mechanism
+        assert job.mechanism is not None
+        self._place, self._mechanism = place, job.mechanism
         self.noisy = True
         self.needed = self._mechanism.min_survivors
 

@@ -70,7 +70,7 @@ class Remote:
 
     def __init__(self, wire: Wire, run: str, job: Job) -> None:
         self._wire, self._run, self._algorithm, self._size = wire, run, job.algorithm, job.work().message_width
-        mechanism = None if job.plan is None else job.plan.mechanism
+        mechanism = job.mechanism
         self.noisy = mechanism is not None and mechanism.trust == "local"
         self._longest = longest(job.algorithm.bound.radius, self._size, mechanism if self.noisy else None)
         self.memories = Memories((len(wire.names), 1), torch.float64)

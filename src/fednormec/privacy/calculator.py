@@ -8,20 +8,10 @@ from typing import Any, NamedTuple, cast
 from fednormec.core.participation import Participation, fixed_size, full, poisson
 from fednormec.errors import UserError, at_least_one, one_of, positive
 from fednormec.privacy.accounting import Accountant, tuned_epsilon
+from fednormec.privacy.asked import ADJACENCIES, PAPER, TRUSTS, Adjacency, Trust, require_delta
 from fednormec.privacy.calibrate import paper_noise_std
 from fednormec.privacy.labels import NOT_PRIVATE, up
-from fednormec.privacy.mechanism import (
-    ADJACENCIES,
-    LEAST_NOISE,
-    MOST_NOISE,
-    PAPER,
-    TRUSTS,
-    Adjacency,
-    Mechanism,
-    Trust,
-    require_delta,
-    require_noise,
-)
+from fednormec.privacy.mechanism import LEAST_NOISE, MOST_NOISE, Mechanism, require_noise
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 TOLERATED = (0.0, 0.1, 0.3)  # shares of clients that drop out

@@ -9,7 +9,11 @@ from fednormec.errors import UserError
 from fednormec.files import Lines, to_json
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Hidden, Open, Release
-from fednormec.privacy.mechanism import Plan, require_delta
+from fednormec.privacy.asked import require_delta
+from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.records import AnyPlan
+
+LEDGER, LEDGER_OF_RECORDS = "ledger.jsonl", "ledger-records.jsonl"  # the latter where clients are protected, too
 
 
 class Ledger:
@@ -24,7 +28,7 @@ class Ledger:
         config: digest of the settings, for the first line; None: it does not say.
     """
 
-    def __init__(self, path: Path, plan: Plan, config: str | None = None) -> None:
+    def __init__(self, path: Path, plan: AnyPlan, config: str | None = None) -> None:
         self._plan, self._config, self._name, there = plan, config, path.name, path.exists()
         self._file = Lines(path, new=not there)
         try:
@@ -38,7 +42,7 @@ class Ledger:
 
     def add(self, number: int) -> None:
         """Pays for a round: when this returns, the line is on the disk, unless the noise protects nobody anyway."""
-        if number > self.releases or self._plan.mechanism.secure:
+        if number > self.releases or self._plan.secure:
             self._file.add(self._line(number, self.releases + 1), durable=not self._plan.total_norm)
             self.releases += 1
         elif self._old[number] != self._line(number, number):
@@ -52,11 +56,11 @@ class Ledger:
         self._file.close()
 
     def _head(self) -> str:
-        release = self._plan.mechanism.release()
-        kind = "hidden" if isinstance(release, Hidden) else "open"
         about = {"rounds_before": self._plan.rounds_before, "config": self._config}
-        facts = {name: value for name, value in release._asdict().items() if name != "unlike" or value}
-        return to_json({"release": {"kind": kind, **facts}, **about})
+        if isinstance(self._plan, Plan):
+            return to_json({"release": _facts(self._plan.mechanism.release()), **about})
+        silos = [{"silo": one.number, "steps": one.steps, **_facts(one.sum.release())} for one in self._plan.silos]
+        return to_json({"unit": "record", "silos": silos, **about})
 
     def _line(self, number: int, releases: int) -> str:
         spent = self._plan.spent(releases)
@@ -76,7 +80,7 @@ class Ledger:
         return lines
 
     def _complete(self, cut: bytes, lines: list[str]) -> None:
-        if self._plan.mechanism.secure and lines:  # of which round is not known: it counts, whatever it says
+        if self._plan.secure and lines:  # of which round is not known: it counts, whatever it says
             missing, line = b"\n", cut.decode(errors="replace")
         else:
             line = self._line(len(lines), len(lines)) if lines else self._head()
@@ -88,32 +92,50 @@ class Ledger:
         lines.append(line)
 
 
+class Part(NamedTuple):
+    """Releases of a round that the same party pays for.
+
+    Attributes:
+        release: what each of them is.
+        times: number of them in a round.
+    """
+
+    release: Release
+    times: int = 1
+
+
 class Spent(NamedTuple):
     """Releases that a ledger holds.
 
     Attributes:
-        release: what each of them was.
-        rounds: number of releases.
-        rounds_before: number of releases of other runs that are counted with them.
+        parts: what is released in a round: one release of all clients, or those of each silo's records, by silo.
+        rounds: number of rounds that were paid for.
+        rounds_before: number of rounds of other runs that are counted with them.
         config: digest of the settings; None if the ledger does not say.
     """
 
-    release: Release
+    parts: tuple[Part, ...]
     rounds: int
     rounds_before: int
     config: str | None = None
 
+    @property
+    def release(self) -> Release:
+        """Release of a round where clients are protected, or of a step of the first silo where records are."""
+        return self.parts[0].release
+
     def epsilon(self, delta: float) -> float:
         """Computes the ε of it at any δ, anew from the ledger alone."""
-        return accounting.epsilon(self.release, self.rounds_before + self.rounds, require_delta(delta))
+        rounds, delta = self.rounds_before + self.rounds, require_delta(delta)
+        return max((accounting.epsilon(one.release, rounds * one.times, delta) for one in set(self.parts)), default=0.0)
 
 
-def spent_in(folder: Path) -> Spent | None:
+def spent_in(folder: Path, name: str = LEDGER) -> Spent | None:
     """Reads the ledger of a run folder; None if there is none, or its first line is not whole.
 
     The first line is on the disk before anything is released.
     """
-    path = folder / "ledger.jsonl"
+    path = folder / name
     return read_ledger(path) if path.exists() and b"\n" in path.read_bytes() else None
 
 
@@ -133,10 +155,26 @@ def read_ledger(path: Path | str) -> Spent:
         if type(before) is not int or not 0 <= before <= 10**9:
             raise ValueError(f"rounds_before is {before!r}")
         config = content.get("config")
-        return Spent(_release(content["release"]), len(lines), before, config if isinstance(config, str) else None)
+        return Spent(_parts(content), len(lines), before, config if isinstance(config, str) else None)
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         said = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{path} is not a ledger that can be read: {said}.") from error
+
+
+def _facts(release: Release) -> dict[str, Any]:
+    """Returns a release as JSON holds it."""
+    kind = "hidden" if isinstance(release, Hidden) else "open"
+    return {"kind": kind, **{name: value for name, value in release._asdict().items() if name != "unlike" or value}}
+
+
+def _parts(content: Any) -> tuple[Part, ...]:
+    """Returns what a round releases; raises ValueError if it cannot be."""
+    if "silos" not in content:
+        return (Part(_release(content["release"])),)
+    parts = tuple(Part(_release(one), one["steps"]) for one in content["silos"])
+    if any(type(part.times) is not int or not 1 <= part.times <= 10**9 for part in parts):
+        raise ValueError("a round has no such number of steps")
+    return parts
 
 
 def _release(facts: Any) -> Release:

@@ -1,8 +1,8 @@
-"""Mechanism: what is asked of privacy (`Privacy`), and the one object that sampler, noise and accountant read."""
+"""Mechanism: the one object that sampler, noise and accountant read, and the plan of a run that keeps to it."""
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from scipy.stats import binom
@@ -14,139 +14,31 @@ from fednormec.core.randomness import SecureSource, Source, generator, words_of
 from fednormec.errors import UserError, at_least_one, non_negative, one_of, positive
 from fednormec.privacy import accounting
 from fednormec.privacy.accounting import Accountant, Hidden, Open, Release
+from fednormec.privacy.asked import (
+    ADJACENCIES,
+    PAPER,
+    TOTAL_NORM,
+    TRUSTS,
+    Adjacency,
+    Draws,
+    Privacy,
+    Trust,
+    require_delta,
+    require_stream,
+)
 from fednormec.privacy.calibrate import least_noise, most_rounds, paper_noise_std
 from fednormec.privacy.grid import LEAST_SIGMA, gap
 from fednormec.privacy.labels import NOT_PRIVATE
 
-Trust = Literal["central", "secagg", "local"]
-Adjacency = Literal["zero_out", "replace_one"]
-Draws = Literal["honest", "server"]
-Noise = Literal["continuous", "discrete"]
-TRUSTS: tuple[Trust, ...] = ("central", "secagg", "local")
-ADJACENCIES: tuple[Adjacency, ...] = ("zero_out", "replace_one")
-NOISES: tuple[Noise, ...] = ("continuous", "discrete")
-PAPER, TOTAL_NORM = "paper", "total_norm"
+if TYPE_CHECKING:
+    from fednormec.privacy.records import RecordPlan
+
 LEAST_UNITS = 16.0  # of noise on a grid: from here on the sum of several noises is one noise, for all that is counted
 MOST_UNITS = 2.0**40  # of noise that is drawn
 FEWEST_BITS, WORD = 16, 32  # of units in the radius, and of a number that secure aggregation adds up
 SURVIVE = 0.7  # share of the senders without whom a sum is not opened, by default
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e12
 MOST = 10**9  # beyond it binomial tails are no longer numbers
-LEAST_DELTA = 1e-300  # below it probabilities are no longer numbers
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """Privacy that a run must keep to, [privacy] in a config. The unit is the client, its whole data set.
-
-    Args:
-        epsilon: the budget. Alone, the noise is calibrated so that the planned rounds just fit; together with
-            noise_std, the run stops before the round that would exceed it.
-        delta: the δ at which every ε is stated.
-        noise_std: noise on every coordinate, relative to the bound's radius: of the sum (central) or of each message.
-        trust: "central" (an aggregator is trusted with the cohort and the exact sum, and adds the noise), "secagg" (the
-            server sees who takes part, and the sum of messages that carry noise already) or "local" (it sees each
-            message).
-        adjacency: "zero_out" (a client's messages become 0) or "replace_one" (they become any others).
-        colluders: number of clients who tell the server their own noise; matters in secagg.
-        min_cohort: in secagg, a round with fewer senders is called off.
-        protocol: in secagg, whether the stages of secure aggregation really run: clients draw their own noise and mask
-            their messages, and the server opens the sum alone. Noise and keys then come from the operating system, and
-            ε is that of clients that are asked in every round by a server that nobody trusts: randomness, noise and
-            draws become "secure", "discrete" and "server". False: only its noise and its ε are those of secure
-            aggregation, and the server here adds up what it sees.
-        min_survivors: with the protocol, number of messages in a sum, at least, which clients enforce; ε counts on
-            their noise. None: 70 % of those that are drawn, rounded up, and at least 2.
-        tuning_runs: number of runs on the same clients that the ε must cover, this one included.
-        calibration: "exact", or "paper": σ = p √(rounds log(1/δ))/ε, whose true ε is another and is what gets reported.
-        noise_scale: "per_coordinate", or "total_norm": std/√d per coordinate, as in the paper's experiments. NOT
-            PRIVATE.
-        randomness: "seeded" (repeatable, for simulation) or "secure" (from the operating system, for deployment).
-        noise: "discrete" (whole numbers on a grid, to which messages are rounded: nothing shows in low bits) or
-            "continuous" (floating-point numbers, with a seed only). None: discrete where noise comes from the operating
-            system.
-        stream: seeded runs with the same seed and different streams draw cohorts and noise of their own; with one
-            stream they share them, and what one publishes undoes the noise of the other.
-        settings_from_data: whether other settings were chosen by a look at the clients' data, such as a plan from
-            computed constants: changes nothing but the statement, which says that ε does not cover it.
-        draws: "honest" (who takes part is drawn as the settings say) or, in local, "server" (a server that nobody
-            trusts draws: ε is that of clients that are asked in every round, as always in a federation).
-    """
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    noise_std: float | None = None
-    trust: Trust = "central"
-    adjacency: Adjacency = "zero_out"
-    colluders: int = 0
-    min_cohort: int = 1
-    tuning_runs: int = 1
-    calibration: Literal["exact", "paper"] = "exact"
-    noise_scale: Literal["per_coordinate", "total_norm"] = "per_coordinate"
-    randomness: Literal["seeded", "secure"] = "seeded"
-    stream: int = 0
-    settings_from_data: bool = False
-    draws: Draws = "honest"
-    noise: Noise | None = None
-    protocol: bool = False
-    min_survivors: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            positive("epsilon", self.epsilon)
-        if self.noise_std is not None:
-            positive("noise_std", self.noise_std)
-        if self.epsilon is None and self.noise_std is None:
-            raise UserError("privacy needs epsilon (the noise is then calibrated) or noise_std, or both.")
-        require_delta(self.delta)
-        for name, least in (("tuning_runs", 1), ("min_cohort", 1), ("colluders", 0)):
-            object.__setattr__(self, name, _count(name, getattr(self, name), least))  # of numpy, too
-        if type(self.protocol) is not bool:
-            raise UserError(f"protocol must be true or false, not {self.protocol!r}.")
-        require_stream(self.stream)
-        one_of("trust", self.trust, TRUSTS)
-        one_of("adjacency", self.adjacency, ADJACENCIES)
-        one_of("draws", self.draws, ("honest", "server"))
-        one_of("calibration", self.calibration, ("exact", PAPER))
-        one_of("noise_scale", self.noise_scale, ("per_coordinate", TOTAL_NORM))
-        one_of("randomness", self.randomness, ("seeded", "secure"))
-        if self.noise is not None:
-            one_of("noise", self.noise, NOISES)
-        if self.protocol and self.trust != "secagg":
-            raise UserError(f"protocol = true is for trust = 'secagg', whose stages it runs; not for '{self.trust}'.")
-        if self.protocol and self.noise == "continuous":
-            raise UserError("secure aggregation adds whole numbers: leave privacy.noise out, or set it to 'discrete'.")
-        if self.protocol and self.min_cohort > 1:
-            raise UserError("min_cohort is for a simulation of secure aggregation; where the protocol runs, clients "
-                            "enforce min_survivors: set that.")  # fmt: skip
-        if self.protocol:  # what really happens, wherever these settings are shown
-            object.__setattr__(self, "randomness", "secure")
-            object.__setattr__(self, "noise", "discrete")
-            object.__setattr__(self, "draws", "server")
-        if self.secure and not self.discrete:
-            raise UserError("secure noise that is continuous shows in the low bits of the sums who sent nothing: leave "
-                            "privacy.noise out, which puts noise on a grid.")  # fmt: skip
-        if self.min_survivors is not None:
-            if not self.protocol:
-                raise UserError("min_survivors is for secure aggregation that really runs: set trust = 'secagg' and "
-                                "protocol = true, or leave it out.")  # fmt: skip
-            least = _count("min_survivors", self.min_survivors, 2, ": the sum over one is its message")
-            object.__setattr__(self, "min_survivors", least)
-        if self.calibration == PAPER and (self.epsilon is None or self.noise_std is not None):
-            raise UserError("calibration = 'paper' computes the noise from epsilon: give epsilon and no noise_std.")
-        if self.noise_scale == TOTAL_NORM and self.calibration != PAPER and self.noise_std is None:
-            raise UserError("noise_scale = 'total_norm' is not private, so nothing can be calibrated for it: give "
-                            "noise_std, or calibration = 'paper'.")  # fmt: skip
-
-    @property
-    def secure(self) -> bool:
-        """True if noise and cohorts come from the operating system."""
-        return self.randomness == "secure"
-
-    @property
-    def discrete(self) -> bool:
-        """True if messages and noise are whole numbers on a grid."""
-        return self.secure if self.noise is None else self.noise == "discrete"
 
 
 @dataclass(frozen=True)
@@ -470,6 +362,7 @@ class Plan:
         dim: number of coordinates of a message.
         remembers: whether the server has a memory, which keeps the noise of earlier rounds.
         extras: what each number in a message after its vectors says.
+        records: the plan by which records are protected, too; None: they are not by themselves.
     """
 
     mechanism: Mechanism
@@ -484,6 +377,12 @@ class Plan:
     dim: int
     remembers: bool = False
     extras: tuple[str, ...] = ()
+    records: "RecordPlan | None" = None
+
+    @property
+    def secure(self) -> bool:
+        """True if noise and cohorts come from the operating system."""
+        return self.mechanism.secure
 
     @property
     def label(self) -> dict[str, str]:
@@ -520,8 +419,9 @@ def plan(
         rounding: as in `Mechanism`.
     """
     mechanism = Mechanism(
-        num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius, asked.trust,
-        asked.adjacency, asked.colluders, asked.min_cohort, asked.secure, 0.0 if asked.discrete else rounding,
+        num_clients, participation, 1.0 if asked.noise_std is None else asked.noise_std, radius,
+        cast(Trust, asked.trust), asked.adjacency, asked.colluders, asked.min_cohort, asked.secure,
+        0.0 if asked.discrete else rounding,
         asked.stream, asked.draws, dim if asked.discrete else 0, asked.protocol,
         least_survivors(asked, num_clients, participation),
     )  # fmt: skip
@@ -595,31 +495,6 @@ def require_noise(std: float, by: str, instead: str) -> float:
         raise UserError(f"{by} gives noise of std {std:g}, and accounting goes from {LEAST_NOISE:g} to {MOST_NOISE:g}: "
                         f"ask for {instead}.")  # fmt: skip
     return std
-
-
-def require_delta(delta: float) -> float:
-    """Returns δ; raises UserError if it is not strictly between 0 and 1, or too small to be accounted for."""
-    if not 0 < delta < 1:
-        raise UserError(f"delta must lie strictly between 0 and 1, not {delta}.")
-    if delta < LEAST_DELTA:
-        raise UserError(f"delta must be at least {LEAST_DELTA:g}, not {delta}: smaller ones cannot be accounted for.")
-    return delta
-
-
-def _count(name: str, value: int, least: int, why: str = "") -> int:
-    """Returns a count; raises UserError if it is no whole number, or below `least`, and says why."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise UserError(f"{name} must be a whole number, not {value!r}.")
-    if value < least:
-        raise UserError(f"{name} must be at least {least}, not {value}{why}.")
-    return int(value)
-
-
-def require_stream(stream: int) -> int:
-    """Returns the stream; raises UserError if it is not a whole number from 0 on."""
-    if type(stream) is not int or stream < 0:
-        raise UserError(f"stream must be a whole number from 0 on, not {stream!r}.")
-    return stream
 
 
 def _binomial(n: int, p: float, least: int) -> tuple[np.ndarray, np.ndarray, float]:

@@ -6,10 +6,12 @@ Only public numbers enter it: the noise, the number of clients, who takes part, 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from fednormec.privacy.asked import SILO, Trust
 from fednormec.privacy.labels import NOT_PRIVATE
-from fednormec.privacy.mechanism import Mechanism, Plan, Trust
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.records import AnyPlan, RecordPlan, for_clients
 
 ENOUGH, LITTLE, NOTHING = 0.3, 2.0, 4.0  # of the decisive ratio; this and the next line: experiments/outlook
 OFTEN = 0.95  # probability of a round with a sum, from which on none without is worth a word
@@ -24,7 +26,7 @@ class Outlook:
         per_round: norm of the noise in a round's mean message, over the longest that a mean message can be.
         dim: number of coordinates of a message.
         rounds: number of rounds.
-        trust: "central", "secagg" or "local", as in `Privacy`.
+        trust: "central", "secagg" or "local", as in `Privacy`, or "silo" where records are protected.
         remembers: whether the server has a memory, which keeps the noise of earlier rounds.
         total_norm: whether the noise is by total norm, which is not private; every sentence then says so.
 
@@ -36,7 +38,7 @@ class Outlook:
     per_round: float
     dim: int
     rounds: int
-    trust: Trust
+    trust: Trust | Literal["silo"]
     remembers: bool = False
     total_norm: bool = False
 
@@ -72,6 +74,8 @@ class Outlook:
         ratio, kept = self.decisive, self._rounds < self.rounds
         if ratio < LITTLE:
             return None
+        if self.trust == SILO:
+            return self._of_records(ratio)
         times = ratio / ENOUGH
         clients = times**2 if self.trust == "local" else times  # there each message has a noise of its own
         memory = f" (with a server memory only {self._rounds} rounds count)" if kept else ""
@@ -89,6 +93,14 @@ class Outlook:
             f"These do not: more data per client; {useless}."
         )
 
+    def _of_records(self, ratio: float) -> str:
+        return (
+            f"{'nothing' if ratio >= NOTHING else 'little'} can be learnt: the noise that counts is {ratio:.2g} times "
+            f"as long as the signal can be. At the same ε, {ratio / ENOUGH:,.0f} times the records of each client "
+            f"would make it {ENOUGH:g}, which leaves enough to learn from. These help, too: a larger ε; more clients; "
+            f"larger batches (local.batch_size); far fewer than {PARAMETERS} parameters."
+        )
+
     @property
     def _label(self) -> str:
         return f"{NOT_PRIVATE}: " if self.total_norm else ""
@@ -100,18 +112,22 @@ class Outlook:
         return ratios | {"warning": self.warning}
 
 
-def outlook(plan: Plan) -> Outlook:
+def outlook(plan: AnyPlan) -> Outlook:
     """Returns the outlook of a run that keeps to this plan."""
+    if isinstance(plan, RecordPlan):
+        return Outlook(plan.noise_to_signal, plan.dim, plan.rounds, SILO)
     ratio = plan.mechanism.noise_to_signal(plan.dim)
     return Outlook(ratio, plan.dim, plan.rounds, plan.mechanism.trust, plan.remembers, plan.total_norm)
 
 
-def notes(plan: Plan | None) -> list[str]:
+def notes(plan: AnyPlan | None) -> list[str]:
     """Returns what to say before the first round: the ratios, and a warning if there is one; nothing without a plan."""
     if plan is None:
         return []
     found = outlook(plan)
-    return [found.sentence, *([] if found.warning is None else [found.warning]), *_called_off(plan.mechanism)]
+    clients = for_clients(plan)
+    called_off = [] if clients is None else _called_off(clients.mechanism)
+    return [found.sentence, *([] if found.warning is None else [found.warning]), *called_off]
 
 
 def _called_off(m: Mechanism) -> Iterator[str]:

@@ -12,6 +12,8 @@ from typing import Any
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.mechanism import Mechanism, Plan
 from fednormec.privacy.outlook import outlook
+from fednormec.privacy.record_statement import said_of
+from fednormec.privacy.records import AnyPlan, RecordPlan
 
 ADJACENCY = {
     "zero_out": "the client stays in the protocol and all its messages become 0",
@@ -69,10 +71,10 @@ class Statement:
 
 
 def state(
-    plan: Plan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = (), ended: str | None = None,
+    plan: AnyPlan, rounds: int, again: int = 0, besides: Sequence[tuple[str, str]] = (), ended: str | None = None,
     one_program: bool = True,
 ) -> Statement:  # fmt: skip
-    """States what may be claimed after `rounds` releases.
+    """States what may be claimed after `rounds` releases; where clients and records are protected, of both.
 
     Args:
         plan: what the run kept to.
@@ -84,6 +86,8 @@ def state(
             whole one, and ε is that of all its rounds: the ε of those that ran would need a number fixed beforehand.
         one_program: whether one program was all clients and the server; in a federation each is its own.
     """
+    if isinstance(plan, RecordPlan):
+        return _state_of_records(plan, rounds, again, besides, ended)
     mechanism = plan.mechanism
     again = 0 if mechanism.protocol else again
     whole = plan.rounds + (again if plan.budget is None else 0)  # a budget counts what is drawn again
@@ -134,7 +138,23 @@ def state(
     if besides:
         facts["besides"] = [f"{name}: {text}" for name, text in besides]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
+    if plan.records is not None:
+        second_one = _state_of_records(plan.records, rounds, again, (), ended)
+        text, facts["records"] = f"{text}\n\n{second_one.text}", second_one.facts
     return Statement(epsilon, plan.delta, text, facts)
+
+
+def _state_of_records(
+    plan: RecordPlan, rounds: int, again: int, besides: Sequence[tuple[str, str]], ended: str | None
+) -> Statement:
+    said = said_of(plan, rounds, again, ended)
+    facts = dict(said.facts)
+    if besides:
+        facts["besides"] = [f"{name}: {text}" for name, text in besides]
+    split = next(i for i, (name, _) in enumerate(said.entries) if name == "not covered")
+    entries = (*said.entries[:split], *besides, *said.entries[split:])
+    text = "\n".join([said.claim, *(_entry(*entry) for entry in entries)])
+    return Statement(said.epsilon, plan.delta, text, facts)
 
 
 def _claim(plan: Plan, epsilon: float) -> str:

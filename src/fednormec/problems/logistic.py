@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fednormec.core.bounds import STRIP, Adding, Bound
 from fednormec.core.fingerprint import fingerprint
 from fednormec.core.problem import ByClient, Interval, Metrics, tile_size
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import some_of, take
 from fednormec.errors import UserError, at_least_one, non_negative
+from fednormec.problems.grouping import grouped
 from fednormec.problems.metrics import checked_owners, means_of
 
 EPS: Final = float(np.finfo(np.float64).eps)
@@ -41,6 +43,8 @@ class Logistic:
             examples: that is not private.
         owners: number of the client that each example of the test pair was held out of, for `per_client` to look at
             these instead; None: they are nobody's.
+        persons: whose each example of each client is, ids of any kind, where all examples of a person are one record;
+            None: each example is one.
 
     >>> problem = Logistic([torch.eye(2)], [torch.tensor([1, -1])], regularizer=0.5)
     >>> problem.smoothness
@@ -57,11 +61,13 @@ class Logistic:
         held_out: bool = False,
         per_client: bool = False,
         owners: Sequence[int] | np.ndarray | None = None,
+        persons: Sequence[np.ndarray] | None = None,
     ) -> None:
         _check_clients(features, labels)
         if test is not None:
             _check_pair("the test set", *test, like=features[0])
         self._sizes: Final = np.array([len(a) for a in features], dtype=np.int64)
+        self._records: Final = grouped(persons, self._sizes)
         self._signed: Final = _padded([a * y.to(a).unsqueeze(1) for a, y in zip(features, labels, strict=True)])
         self._weights: Final = _padded([torch.full_like(y, 1 / len(y), dtype=self._signed.dtype) for y in labels])
         self._regularizer: Final = float(non_negative("regularizer", regularizer))
@@ -102,11 +108,59 @@ class Logistic:
         some = copy(self)
         own = {name: some_of(getattr(self, name), first, last) for name in ("_signed", "_weights")}
         vars(some).update(own, _sizes=self._sizes[first:last].copy(), _test=None)
+        vars(some).update(_records=self._records.part(first, last))
         return some
+
+    # records
+
+    @property
+    def grouped(self) -> bool:
+        """True if any record is more than one example."""
+        return self._records.order is not None
+
+    @property
+    def record_sizes(self) -> np.ndarray:
+        """Number of records of each client, (M,)."""
+        return self._records.sizes
+
+    def examples_of(self, client: int, records: np.ndarray) -> np.ndarray:
+        """Returns the examples of some of a client's records, (n, b), padded with -1.
+
+        Args:
+            client: number of the client.
+            records: numbers of its records.
+        """
+        return self._records.examples_of(client, records)
+
+    def record_sum(self, x: Tensor, client: int, records: np.ndarray, bound: Bound) -> Tensor:
+        """Returns the sum (d,), float64, of bounded gradients of the records' losses, without the regulariser.
+
+        Args:
+            x: the model, (d,).
+            client: number of the client.
+            records: numbers of its records.
+            bound: bound on each record's gradient.
+        """
+        total = torch.zeros(self.dim, dtype=torch.float64, device=x.device)
+        examples = self.examples_of(client, records)
+        for some in np.split(examples, range(STRIP, len(examples), STRIP)):
+            S, c = self._pick(np.full(len(some), client), some)
+            s = c * torch.sigmoid(-(S @ x))
+            rows = -torch.bmm(s.unsqueeze(1), S).squeeze(1)
+            total += bound.scale_(rows).sum(x.new_ones(len(some)), Adding(longest=bound.radius))
+        return total
+
+    def apart_from_data(self, x: Tensor) -> Tensor | None:
+        """Returns the gradient of the regulariser, (d,); None if there is none.
+
+        Args:
+            x: the model, (d,).
+        """
+        return self._regularizer * (2 * x / (1 + x * x) ** 2) if self._regularizer else None
 
     def digest(self) -> str:
         """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
-        looks = self._held_out, self._labels is not None, self._owners
+        looks = (self._held_out, self._labels is not None, self._owners, *((self._records,) if self.grouped else ()))
         return fingerprint(self._signed, self._weights, self._sizes, self._regularizer, self._test, looks)
 
     def evaluate(self, x: Tensor) -> Metrics:

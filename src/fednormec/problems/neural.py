@@ -21,6 +21,7 @@ from fednormec.core.stages import stage
 from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_of
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems import apart
+from fednormec.problems.grouping import grouped
 from fednormec.problems.layers import Layered, for_convolutions
 from fednormec.problems.losses import OURS, Loss, loss_named, require_fitting
 from fednormec.problems.metrics import ADDITIVE, LOWER, Metric, checked_owners, means_of, measured, metrics_of
@@ -70,6 +71,8 @@ class NeuralProblem:
             these instead; None: they are nobody's.
         batch_size: number of examples that a gradient of the training will take of a client, by which `vectorize` and
             `tile` are chosen; None: all that it has.
+        persons: whose each example of each client is, ids of any kind, where all examples of a person are one record;
+            None: each example is one.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class NeuralProblem:
         per_client: bool = False,
         owners: Sequence[int] | np.ndarray | None = None,
         batch_size: int | None = None,
+        persons: Sequence[np.ndarray] | None = None,
     ) -> None:
         one_of("vectorize", vectorize, ("auto", "layers", "vmap", "loop"))
         one_of("statistics", statistics, ("batch", "training"))
@@ -109,6 +113,7 @@ class NeuralProblem:
             raise UserError("there are no clients: give at least one (inputs, targets) pair.")
         self._sizes = np.array([len(y) for _, y in pairs], dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)[:-1]])
+        self._records = grouped(persons, self._sizes)
         self._x, self._y = _concatenate([x for x, _ in pairs]), _concatenate([y for _, y in pairs])
         self._test, self._held_out = None if test is None else self._pair(test, "the test set"), held_out
         self._mixes = mixes = bool(_batch_norms(module))
@@ -203,7 +208,39 @@ class NeuralProblem:
         end = begin + int(sizes.sum())
         some._x, some._y = some_of(self._x, begin, end), some_of(self._y, begin, end)
         some._sizes, some._starts, some._test = sizes, np.concatenate([[0], np.cumsum(sizes)[:-1]]), None
+        some._records = self._records.part(first, last)
         return some
+
+    # records
+
+    @property
+    def grouped(self) -> bool:
+        """True if any record is more than one example."""
+        return self._records.order is not None
+
+    @property
+    def record_sizes(self) -> np.ndarray:
+        """Number of records of each client, (M,)."""
+        return self._records.sizes
+
+    def examples_of(self, client: int, records: np.ndarray) -> np.ndarray:
+        """Returns the examples of some of a client's records, (n, b), padded with -1.
+
+        Args:
+            client: number of the client.
+            records: numbers of its records.
+        """
+        return self._records.examples_of(client, records)
+
+    def require_records(self) -> None:
+        """Raises UserError if examples enter one another's gradients, so that no record has one of its own."""
+        norms = [name for name, layer in self._module.named_modules() if isinstance(layer, BatchNorm)]
+        if norms:
+            raise UserError(f"the layer '{norms[0]}' normalises a batch by all records in it, so that no record's "
+                            "gradient can be bounded by itself: use GroupNorm in its place.")  # fmt: skip
+        if not self._loss_of_each:
+            raise UserError("the loss is a mean over the batch, of which no record's part can be bounded: return the "
+                            "loss of each example, such as with reduction='none'.")  # fmt: skip
 
     def digest(self) -> str:
         """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
@@ -212,7 +249,7 @@ class NeuralProblem:
             if parameter.requires_grad:  # where these start is a question of its own: init
                 parameter.data = parameter.data.new_empty(0)
         model = self._layout, self._metrics, self._statistics, self._held_out, self._looked_at
-        looks = (*model, self._per_client, self._owners)
+        looks = (*model, self._per_client, self._owners, *((self._records,) if self.grouped else ()))
         return fingerprint(self._x, self._y, self._sizes, self._test, module, self._loss, looks)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fednormec.core.randomness import generator
 from fednormec.engine.clients import Place
 from fednormec.engine.observers import Observer
 from fednormec.errors import UserError, known
-from fednormec.privacy.mechanism import Privacy
+from fednormec.privacy.asked import Privacy
 from fednormec.python.training import placed
 from fednormec.python.values import Values, begun, plain
 from fednormec.runs.progress import tallied

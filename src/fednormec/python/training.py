@@ -23,7 +23,8 @@ from fednormec.engine.simulation import simulate
 from fednormec.engine.threads import Threads
 from fednormec.errors import Diverged, UserError
 from fednormec.files import read_json
-from fednormec.privacy.mechanism import Plan, Privacy
+from fednormec.privacy.asked import Privacy
+from fednormec.privacy.records import AnyPlan
 from fednormec.privacy.statement import Statement, state
 from fednormec.python.values import Values, begun, known_again, require_kinds
 from fednormec.results.reading import read_run
@@ -180,7 +181,7 @@ def _in_memory(
     require_keepable(keep, privacy is not None, algorithm, x, problem)
     keeper = Keeper(keep, privacy is not None, x)
     history, diverged, statement, stopped = list[Record](), None, None, None
-    spent: list[Plan] = []
+    spent: list[AnyPlan] = []
     simulation = simulate(
         problem, algorithm, participation, privacy, rounds=rounds, seed=seed, x0=x0, evaluate_every=every, on=place,
         before_release=lambda number, plan: spent.append(plan),

@@ -18,7 +18,7 @@ from fednormec.core.participation import Participation, full
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
 from fednormec.errors import UserError, note, visible
-from fednormec.privacy.mechanism import Privacy
+from fednormec.privacy.asked import Privacy
 
 LARGEST = 2**63  # TOML's whole numbers have 64 bits
 VERSION = "{}.{}".format(*sys.version_info)

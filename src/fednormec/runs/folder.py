@@ -2,10 +2,11 @@
 
 It holds what was asked (config.toml), where it ran (environment.json), what happened (metrics.jsonl), the model
 (model.safetensors), what that takes and puts out (model.json) and how it ended (summary.json); of a private run also
-what was released (ledger.jsonl) and what may be said about it (privacy.txt, privacy.json); of a run that a theorem
-covers what is guaranteed (guarantee.json, guarantee.png); of a run that was begun from Python the model as a flat
-vector (x.safetensors). A page about it is added (report.html). Until the run has finished there are checkpoints
-(checkpoint-N.safetensors), from which it can resume after a crash.
+what was released (ledger.jsonl; where clients and records are protected, ledger-records.jsonl, too) and what may be
+said about it (privacy.txt, privacy.json); of a run that a theorem covers what is guaranteed (guarantee.json,
+guarantee.png); of a run that was begun from Python the model as a flat vector (x.safetensors). A page about it is added
+(report.html). Until the run has finished there are checkpoints (checkpoint-N.safetensors), from which it can resume
+after a crash.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ from fednormec.config.settings import PYTHON
 from fednormec.engine.record import Record
 from fednormec.errors import NotWritten, UserError
 from fednormec.files import PART, Lines, digest, replace_text, replaced, require_locks, to_json
-from fednormec.privacy.ledger import Ledger
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.ledger import LEDGER, LEDGER_OF_RECORDS, Ledger
+from fednormec.privacy.records import AnyPlan, for_records
 from fednormec.privacy.statement import Statement
 from fednormec.runs.environment import environment
 from fednormec.runs.records import SUMMARY, finished
@@ -47,6 +48,7 @@ class RunFolder:
     def __init__(self, path: Path, metrics: Lines) -> None:
         self.path, self._metrics = path, metrics
         self._ledger: Ledger | None = None
+        self._of_records: Ledger | None = None  # beside that of clients
         self.records: list[Record] = []
         self._before = deque[bytes]()
         self._size, self._digest = 0, hashlib.sha256()  # of the records that stand
@@ -93,13 +95,13 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._metrics.close()
-        if self._ledger is not None:
-            self._ledger.close()
+        for ledger in filter(None, (self._ledger, self._of_records)):
+            ledger.close()
 
     @property
     def releases(self) -> int:
         """Number of rounds that are paid for."""
-        return 0 if self._ledger is None else self._ledger.releases
+        return max((one.releases for one in (self._ledger, self._of_records) if one is not None), default=0)
 
     def readable(self) -> list[Record]:
         """Returns the records that are there, as far as they are whole and in order."""
@@ -126,14 +128,20 @@ class RunFolder:
         self._metrics.cut(sum(map(len, lines)))
         self._size, self._digest = sum(map(len, lines[:round])), hashlib.sha256(b"".join(lines[:round]))
 
-    def pay(self, number: int, plan: Plan) -> None:
-        """Adds the ledger's line for a round about to be released; it is on the disk when this returns."""
-        self.open_ledger(plan).add(number)
+    def pay(self, number: int, plan: AnyPlan) -> None:
+        """Adds the line for a round about to be released to each ledger; it is on the disk when this returns."""
+        ledger = self.open_ledger(plan)
+        if self._of_records is not None:
+            self._of_records.add(number)
+        ledger.add(number)
 
-    def open_ledger(self, plan: Plan) -> Ledger:
-        """Returns the ledger, which is opened at the first call."""
+    def open_ledger(self, plan: AnyPlan) -> Ledger:
+        """Returns the ledger, which is opened at the first call, and that of records beside it if there is one."""
+        records = for_records(plan)
         if self._ledger is None:
-            self._ledger = Ledger(self.path / "ledger.jsonl", plan, self.config_digest)
+            self._ledger = Ledger(self.path / LEDGER, plan, self.config_digest)
+            if records is not None and records is not plan:
+                self._of_records = Ledger(self.path / LEDGER_OF_RECORDS, records, self.config_digest)
         return self._ledger
 
     def add(self, record: Record) -> None:
@@ -151,8 +159,8 @@ class RunFolder:
 
     def sync(self) -> None:
         """Returns when all records, and all that was paid for, are on the disk."""
-        if self._ledger is not None:
-            self._ledger.sync()
+        for ledger in filter(None, (self._ledger, self._of_records)):
+            ledger.sync()
         self._metrics.sync()
 
     def note(self, name: str, content: Mapping[str, Any]) -> None:

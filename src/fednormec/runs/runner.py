@@ -26,7 +26,7 @@ from fednormec.errors import (
     note,
 )
 from fednormec.files import read_json
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.records import AnyPlan
 from fednormec.privacy.statement import Statement, state
 from fednormec.runs.checkpoint import Checkpoint, Checkpoints, tidy
 from fednormec.runs.clients import by_client
@@ -227,9 +227,9 @@ class _Paying:
 
     def __init__(self, folder: RunFolder | None = None, again: int = 0) -> None:
         self.folder, self.again = folder, again
-        self.plan: Plan | None = None
+        self.plan: AnyPlan | None = None
 
-    def __call__(self, number: int, plan: Plan) -> None:
+    def __call__(self, number: int, plan: AnyPlan) -> None:
         assert self.folder is not None
         self.plan = plan
         self.folder.pay(number, plan)

@@ -17,13 +17,13 @@ from fednormec.engine.round import Resumed, Round
 from fednormec.engine.simulation import simulate
 from fednormec.engine.threads import Threads
 from fednormec.errors import UserError, at_least_one
-from fednormec.privacy.mechanism import Plan
 from fednormec.privacy.outlook import notes
+from fednormec.privacy.records import AnyPlan
 from fednormec.problems.neural import NeuralProblem
 
 
 def start(
-    experiment: Experiment, place: Place, before_release: Callable[[int, Plan], None], resume: Resumed | None = None
+    experiment: Experiment, place: Place, before_release: Callable[[int, AnyPlan], None], resume: Resumed | None = None
 ) -> Generator[Round, None, None]:
     """Returns the rounds of an experiment; raises UserError before the first if something does not fit together."""
     run = experiment.run

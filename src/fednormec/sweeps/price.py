@@ -11,11 +11,11 @@ from fednormec.config.settings import PYTHON
 from fednormec.errors import UserError
 from fednormec.files import read_json
 from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
+from fednormec.privacy.asked import TOTAL_NORM
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.ledger import Spent, spent_in
-from fednormec.privacy.mechanism import TOTAL_NORM
 
-SAME_PROMISE = ("delta", "trust", "adjacency", "colluders", "protocol", "draws")
+SAME_PROMISE = ("delta", "trust", "adjacency", "colluders", "protocol", "draws", "unit")
 
 
 class Price(NamedTuple):
@@ -68,10 +68,11 @@ def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | Non
     trouble = _no_number(runs, asked)
     if trouble:
         return Price(len(spent), rounds, None, None, None, trouble)
-    delta, counts = asked[0]["delta"], Counter[Any]()
-    for s in spent:
-        counts[s.release] += s.rounds
-    epsilon, covered = epsilon_of_all(counts, delta), ranked_by is None
+    if len({len(s.parts) for s in spent}) > 1:
+        why = "the runs have records with other numbers of clients: there is no one ε of them all"
+        return Price(len(spent), rounds, None, None, None, why)
+    delta, covered = asked[0]["delta"], ranked_by is None
+    epsilon = max(epsilon_of_all(counts, delta) for counts in _by_party(spent))
     if math.isinf(epsilon):
         return Price(len(spent), rounds, None, delta, None, f"{NOT_PRIVATE}: no finite ε of all runs at δ = {delta:g}")
     notes = [] if covered else [f"it does not cover the ranking by {ranked_by}, which looks at the clients' data"]
@@ -118,12 +119,22 @@ def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
+def _by_party(spent: Sequence[Spent]) -> list[Counter[Any]]:
+    """Returns how often each kind of release was made: of all clients, or of each silo's records."""
+    found = [Counter[Any]() for _ in spent[0].parts]
+    for s in spent:
+        for counts, part in zip(found, s.parts, strict=True):
+            counts[part.release] += s.rounds * part.times
+    return list({tuple(sorted(counts.items(), key=repr)): counts for counts in found}.values())
+
+
 def _best_only(spent: Sequence[Spent], delta: float) -> float | None:
     """Returns the ε of a geometric number of runs, as many on average, with only the best shown.
 
     It returns None unless all runs are alike.
     """
-    if len(spent) < 2 or len({(s.release, s.rounds) for s in spent}) > 1:
+    if len(spent) < 2 or len({(s.parts, s.rounds) for s in spent}) > 1:
         return None
-    found = tuned_epsilon(spent[0].release, spent[0].rounds, delta, float(len(spent)), 1.0)
+    found = max(tuned_epsilon(part.release, spent[0].rounds * part.times, delta, float(len(spent)), 1.0)
+                for part in set(spent[0].parts))  # fmt: skip
     return found if math.isfinite(found) else None

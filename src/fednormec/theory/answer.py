@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from fednormec.config.schema import Config
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import MOST, Privacy
+from fednormec.privacy.asked import Privacy
+from fednormec.privacy.mechanism import MOST
 from fednormec.privacy.mechanism import plan as privacy_plan
 from fednormec.theory.corrected import Promise
 from fednormec.theory.guarantee import Guarantee

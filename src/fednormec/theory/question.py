@@ -14,9 +14,10 @@ from fednormec.config.settings import GivenConstants
 from fednormec.core.local import Moment
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
-from fednormec.engine.planning import planned, require_bounded
+from fednormec.engine.planning import planned_for_clients, require_bounded
 from fednormec.errors import UserError
-from fednormec.privacy.mechanism import Plan, Privacy, least_survivors, plan
+from fednormec.privacy.asked import Privacy
+from fednormec.privacy.mechanism import Plan, least_survivors, plan
 from fednormec.theory.corrected import Promise, promise
 from fednormec.theory.planner import NoiseAt
 from fednormec.theory.setting import (
@@ -167,6 +168,9 @@ def local_of(config: Config, sizes: np.ndarray | None) -> Local:
         return "one_step" if local["steps"] == 1 else "gd"
     if local["name"] == "sgd":
         raise UserError("no theorem covers random mini-batches (sgd): take local.name = 'gd' or 'ig'.")
+    if local["name"] == "dp_sgd":
+        raise UserError("no theorem covers local steps that bound each record (dp_sgd): take local.name = 'gd' or 'ig'."
+                        )  # fmt: skip
     if local["order"] != "cyclic" or local["epochs"] != 1:
         raise UserError("the theorem of local ig covers one pass in cyclic order: leave local.order and epochs out.")
     b = local["batch_size"]
@@ -193,7 +197,7 @@ def _question(
         if privacy is None:
             return None
         if problem is not None and said.algorithm.prime is None:
-            return planned(problem, said.algorithm, said.participation, privacy, rounds)
+            return planned_for_clients(problem, said.algorithm, said.participation, privacy, rounds)
         radius = said.algorithm.bound.radius
         return plan(privacy, constants.clients, said.participation, radius, constants.dim, rounds)
 
