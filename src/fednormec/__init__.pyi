@@ -19,11 +19,15 @@ from fednormec.algorithms.methods import ef21_sgdm as ef21_sgdm
 from fednormec.algorithms.methods import fed_avg as fed_avg
 from fednormec.algorithms.methods import fed_normec as fed_normec
 from fednormec.algorithms.methods import fed_normec_adaptive as fed_normec_adaptive
+from fednormec.algorithms.methods import local_training as local_training
+from fednormec.algorithms.methods import mr_mtl as mr_mtl
 from fednormec.algorithms.methods import scaffold as scaffold
+from fednormec.algorithms.methods import soteria as soteria
 from fednormec.algorithms.scaling import scaled as scaled
 from fednormec.audit.audit import Audit as Audit
 from fednormec.audit.audit import audit_mechanism as audit_mechanism
 from fednormec.audit.audit import audit_training as audit_training
+from fednormec.audit.records import audit_records as audit_records
 from fednormec.config.recommending import Recommendation as Recommendation
 from fednormec.config.recommending import recommend as recommend
 from fednormec.core.algorithm import Algorithm as Algorithm

@@ -165,6 +165,12 @@ CASES = {
         partial(fn.dp_scaffold, tau=0.5, server_step=0.9),
         partial(oracles.scaffold, gamma=0.3, eta=0.9, tau=0.5),
     ),
+    "soteria": (
+        partial(fn.soteria, k=2, shift_step=0.3, server_step=0.2),
+        partial(oracles.soteria, gamma=0.3, k=2, a=0.3, eta=0.2),
+    ),
+    "mr_mtl": (partial(fn.mr_mtl, pull=0.7), partial(oracles.personal, pull=0.7)),
+    "local_training": (fn.local_training, partial(oracles.personal, pull=0.0)),
 }
 
 
@@ -225,7 +231,7 @@ def test_every_method_with_noise_is_its_literal_loop(case, trust):
 @pytest.mark.long
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("local", LOCALS)
-@pytest.mark.parametrize("case", ["fed_normec", "scaffold"])
+@pytest.mark.parametrize("case", ["fed_normec", "scaffold", "mr_mtl"])
 def test_every_local_operator_is_its_literal_loop(case, local, problem):
     agree(problem, case, local, "poisson", None)
 

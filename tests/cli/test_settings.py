@@ -21,7 +21,7 @@ from fednormec.problems.models import TOKEN_MODELS
 
 TYPES = (
     r'a whole number|a number|a text|true or false|a list of (whole numbers|numbers|texts)|one of ".+"|a table|a list|'
-    r'"\w+"'
+    r'"\w+"|a list of "\w+"(, "\w+")*'
 )
 
 
@@ -139,7 +139,7 @@ def test_the_sections_are_listed(fednormec_: Command) -> None:
 def test_a_section_groups_by_name_and_a_name_stands_alone(fednormec_: Command) -> None:
     said = fednormec_("settings", "local")
     heads = [line for line in said.out.splitlines() if line and not line.startswith(" ")]
-    assert heads == ["[local]  how a client computes its update", "gd", "ig", "sgd"]
+    assert heads == ["[local]  how a client computes its update", "gd", "ig", "sgd", "dp_sgd"]
     one = fednormec_("settings", "local", "ig").out
     assert "reshuffle" in one and "\nig\n" in one and "\nsgd\n" not in one and "    name" not in one
     method = fednormec_("settings", "method", "fed_normec").out
@@ -164,7 +164,7 @@ def test_json_has_the_part_that_is_asked_for(fednormec_: Command, listed: dict[s
         (["optimizer"], "unknown section 'optimizer'; there are: problem, data, features, model"),
         (["method", "fed_normek"], "unknown method 'fed_normek'; did you mean 'fed_normec'?"),
         (["data", "dirichlett"], "unknown partition 'dirichlett'; did you mean 'dirichlet'?"),
-        (["local", "adam"], "unknown local 'adam'; there are: gd, ig, sgd."),
+        (["local", "adam"], "unknown local 'adam'; there are: gd, ig, sgd, dp_sgd."),
         (["run", "rounds"], "[run] names nothing to choose from: fednormec settings run lists its settings."),
         (["r\x1bun"], r"unknown section 'r\x1bun'"),
     ],

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import pytest
@@ -131,6 +131,9 @@ def test_every_setting_of_a_method_is_in_it(name: str) -> None:
     def build(**settings: Any) -> fn.Algorithm:
         return method.build(fn.gd(0.1), **settings) if method.takes_local else method.build(**settings)
 
-    assert fingerprint(build()) == fingerprint(build()) != fingerprint(build(server_step=0.0625))
+    assert fingerprint(build()) == fingerprint(build())
+    numbers = [key for key, hint in get_type_hints(method.build).items() if hint is float]
+    assert numbers or name == "local_training"  # which has no setting
+    assert all(fingerprint(build()) != fingerprint(build(**{key: 0.0625})) for key in numbers)
     if method.takes_local:
         assert fingerprint(method.build(fn.gd(0.1, steps=2))) != fingerprint(build())

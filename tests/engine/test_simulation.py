@@ -67,7 +67,8 @@ def test_messages_stay_within_the_radius(name):
     server = algorithm.init(torch.randn(d, generator=rng))
     for scale in (0.0, 1e-30, 1.0, 1e30):
         rows = torch.randn(m, algorithm.memory_slots * d, generator=rng)
-        messages, _ = algorithm.client(server, rows, scale * torch.randn(m, d, generator=rng))
+        updates = algorithm.given(scale * torch.randn(m, d, generator=rng), np.arange(m), Moment(0, 1))
+        messages, _ = algorithm.client(server, rows, updates)
         assert messages.shape == (m, algorithm.message_width(d))
         assert (messages.double().norm(dim=1) <= algorithm.bound.radius).all()
 
@@ -80,6 +81,7 @@ def test_client_and_server_are_pure(name):
     start = algorithm.init(torch.randn(d, generator=rng))
     server = start._replace(memory=torch.randn(start.memory.shape, generator=rng))
     rows, updates = torch.randn(m, algorithm.memory_slots * d, generator=rng), torch.randn(m, d, generator=rng)
+    updates = algorithm.given(updates, np.arange(m), Moment(0, 1))
     mean = torch.randn(algorithm.message_width(d), generator=rng)
     given = [t.clone() for t in (server.x, server.memory, rows, updates, mean)]
     first, second = (algorithm.client(server, rows, updates) for _ in range(2))
@@ -97,6 +99,7 @@ def test_a_row_alone_is_a_row_in_a_tile(name):
     rng = torch.Generator().manual_seed(0)
     server = algorithm.init(torch.randn(d, generator=rng))
     rows, updates = torch.randn(m, algorithm.memory_slots * d, generator=rng), torch.randn(m, d, generator=rng)
+    updates = algorithm.given(updates, np.arange(m), Moment(0, 1))
     messages, moved = algorithm.client(server, rows, updates)
     for i in range(m):
         message, own = algorithm.client(server, rows[i : i + 1], updates[i : i + 1])

@@ -122,6 +122,8 @@ WITHOUT_NOISE = {
     "plain averaging": (fn.fed_avg(FAULTY), fn.full()),
     "scaffold": (fn.scaffold(SGD), fn.poisson(0.5)),
     "top-k": (fn.ef21(), fn.full()),
+    "random coordinates": (fn.soteria(SGD, k=9), fn.poisson(0.5)),
+    "personal models": (fn.mr_mtl(SGD, pull=0.5), fn.poisson(0.5)),
 }
 
 
@@ -152,6 +154,26 @@ def test_the_same_bits_on_every_problem(same_workers, problem):
     for participation in (fn.poisson(0.4), fn.poisson(0.4, "sleep")):
         asked = (problem, fn.fed_normec(fn.ig(0.3, batch_size=2)), participation)
         assert same(history(*asked), history(*asked, on=Ray(workers=3)))
+
+
+@pytest.mark.parametrize("unit", ["record", ("client", "record")])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        fn.random_quadratic(7, 5, parts=6, seed=0),
+        fn.random_logistic(9, 3, examples=12, regularizer=0.1),
+        uneven_problem(dtype=torch.float64, tile=5),
+        uneven_problem(vectorize="vmap"),
+        uneven_problem(vectorize="loop"),
+    ],
+)
+def test_the_same_bits_where_records_are_protected(same_workers, problem, unit):
+    """Batches and noise are drawn by the client's number among all, wherever it computes."""
+    steps, both = fn.dp_sgd(0.3, steps=3, rate=0.4, tau=0.5), unit != "record"
+    algorithm = fn.dp_fed_avg_clip(steps) if both else fn.scaffold(steps)
+    privacy = fn.Privacy(noise_std=1.0, unit=unit, record_noise_std=2.0 if both else None)
+    asked = (problem, algorithm, fn.full(), privacy)
+    assert same(history(*asked), history(*asked, on=Ray(workers=3)))
 
 
 def test_the_same_bits_with_adapters(same_workers):

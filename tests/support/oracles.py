@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from literal import fed_normec as literal_fed_normec
 from literal import norm_alpha
 
+from fednormec.core.local import Moment
 from fednormec.core.randomness import generator
 
 Gradient = Callable[[int, np.ndarray, Sequence[int] | None], np.ndarray]
-Local = Callable[["World", int, np.ndarray, int, np.ndarray], np.ndarray]  # (world, i, x, k, correction) -> T_i(x)
+Correction = np.ndarray | int | Callable[[np.ndarray], np.ndarray]  # of a local gradient, which may depend on y
+Local = Callable[["World", int, np.ndarray, int, Correction], np.ndarray]  # (world, i, x, k, correction) -> T_i(x)
 
 
 class World(NamedTuple):
@@ -67,11 +70,15 @@ def logistic_gradient(features: list[np.ndarray], labels: list[np.ndarray], regu
 # local operators: T_i(x)
 
 
+def at(correction: Correction, y: np.ndarray) -> np.ndarray | int:
+    return correction(y) if callable(correction) else correction
+
+
 def gd(gamma: float, T: int) -> Local:
     def run(world, i, x, k, correction):
         y = x
         for _ in range(T):
-            y = y - gamma / T * (world.gradient(i, y, None) + correction)
+            y = y - gamma / T * (world.gradient(i, y, None) + at(correction, y))
         return y
 
     return run
@@ -87,7 +94,7 @@ def ig(gamma: float, batch: int, order: str, epochs: int) -> Local:
             steps += [visit[a : a + batch] for a in range(0, n, batch)]
         y = x
         for examples in steps:
-            y = y - gamma / len(steps) * (world.gradient(i, y, examples) + correction)
+            y = y - gamma / len(steps) * (world.gradient(i, y, examples) + at(correction, y))
         return y
 
     return run
@@ -103,7 +110,23 @@ def sgd(gamma: float, T: int, batch: int) -> Local:
             if len(left) < b:
                 left = list(rng.permutation(n))
             examples, left = left[:b], left[b:]
-            y = y - gamma / T * (world.gradient(i, y, examples) + correction)
+            y = y - gamma / T * (world.gradient(i, y, examples) + at(correction, y))
+        return y
+
+    return run
+
+
+def dp_sgd(plan, gamma: float, T: int, bound: Callable[[np.ndarray], np.ndarray], apart=lambda y: 0) -> Local:
+    """Each record's gradient is bounded and added on its own; the plan draws who is in a batch, and its noise."""
+
+    def run(world, i, x, k, correction):
+        n, moment, y = world.sizes[i], Moment(world.seed, k), x
+        for t in range(T):
+            total = np.zeros(world.d)
+            for j in plan.batch(i, n, moment, t):
+                total = total + bound(world.gradient(i, y, [j]))
+            noisy = plan.noised(torch.from_numpy(total), i, moment, t).numpy()
+            y = y - gamma / T * (noisy / plan.expected(i, n) + apart(y) + at(correction, y))
         return y
 
     return run
@@ -370,3 +393,35 @@ def scaffold(world, local, *, gamma, eta, tau=np.inf):
         x = x - eta * gamma / (world.p * world.M) * total[: world.d]
         c = c + total[world.d :] / world.M
     return End(x, c, c_i)
+
+
+def kept(world: World, k: int, i: int, coordinates: int) -> np.ndarray:
+    """Coordinates that client i keeps in round k."""
+    source = generator(world.seed, "compression", k, i)
+    return source.choice(world.d, coordinates, replace=False, shuffle=False)
+
+
+def soteria(world, local, *, gamma, k, a, eta):
+    x, s, s_i = world.x0, np.zeros(world.d), np.zeros((world.M, world.d))
+    for number, S in enumerate(world.cohorts, start=1):
+        total = np.zeros(world.d)
+        for i in sorted(S):
+            difference = (x - local(world, i, x, number, 0)) / gamma - s_i[i]
+            message = np.zeros(world.d)
+            for c in kept(world, number, i, k):
+                message[c] = world.d / k * difference[c]
+            s_i[i] = s_i[i] + a * message
+            total += message
+        x = x - eta * (s + total / (world.p * world.M))
+        s = s + a * total / world.M
+    return End(x, s, s_i)
+
+
+def personal(world, local, *, pull):
+    """Models of clients' own; the server's is their mean."""
+    w = np.stack([world.x0] * world.M)
+    for k, S in enumerate(world.cohorts, start=1):
+        centre = w.mean(axis=0)
+        for i in sorted(S):
+            w[i] = local(world, i, w[i], k, lambda y, centre=centre: pull * (y - centre))
+    return End(w.mean(axis=0), world.x0, w - world.x0)

@@ -1,4 +1,4 @@
-"""Methods, a family on six recursions: error feedback, residuals, error control, centred feedback, averaging, control
-variates. `methods` is the table of names, `faults` makes clients misbehave on purpose.
+"""Methods, a family on ten recursions, from error feedback and averaging to personal models. `methods` is the table of
+names, `faults` makes clients misbehave on purpose.
 May use: core.
 """

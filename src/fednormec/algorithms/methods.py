@@ -7,8 +7,10 @@ from typing import Literal, NamedTuple
 from fednormec.algorithms.adaptive import Threshold, adaptive_averaging, adaptive_feedback
 from fednormec.algorithms.averaging import averaging
 from fednormec.algorithms.centred import centred_feedback
+from fednormec.algorithms.compressed import shifted_compression
 from fednormec.algorithms.control_variates import control_variates
 from fednormec.algorithms.feedback import feedback
+from fednormec.algorithms.personal import personal_models
 from fednormec.algorithms.residuals import error_control, residuals
 from fednormec.core.algorithm import Algorithm
 from fednormec.core.bounds import Bound, clip, identity, smooth_normalize, top_k
@@ -357,9 +359,10 @@ def fed_normec_adaptive(
 
 
 def fed_avg(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
-    """FedAvg (McMahan et al. 2017, arXiv 1602.05629), every client weighing the same. Cannot be private.
+    """FedAvg (McMahan et al. 2017, arXiv 1602.05629), every client weighing the same. Cannot be private for clients.
 
     x <- x - eta (1/(pM)) sum_{i in S} (x - T_i(x)). No radius.
+    With dp_sgd and privacy.unit = "record" it is private for records.
 
     Args:
         local: local operator T_i.
@@ -438,11 +441,14 @@ def dp_fed_avg_normalized(
 
 
 def scaffold(local: LocalUpdate, *, server_step: float = 1.0) -> Algorithm:
-    """SCAFFOLD (Karimireddy et al. 2020, arXiv 1910.06378), option II. Cannot be private.
+    """SCAFFOLD (Karimireddy et al. 2020, arXiv 1910.06378), option II. Cannot be private for clients.
 
     y <- y - (gamma/T)(grad f_i(y) + c - c_i), T times from x;  c_i' = c_i - c + (x - y)/gamma
     x <- x - eta (1/(pM)) sum_{i in S} (x - y_i);  c <- c + (1/M) sum_{i in S} (c_i' - c_i). No radius.
     Only drawn clients compute, whatever `idle` says, as in the paper. From memory of the paper.
+    With dp_sgd and privacy.unit = "record" it is private for records: DP-SCAFFOLD as printed (Noble, Bellet, Dieuleveut
+    2022, arXiv 2111.09278), T being its K and gamma/T its eta_l, with each record's whole gradient clipped. The paper's
+    public code clips each layer, at the batch's median norm, which is not what its epsilon is about.
 
     Args:
         local: local operator T_i.
@@ -455,7 +461,8 @@ def dp_scaffold(local: LocalUpdate, *, tau: float = 1.0, server_step: float = 1.
     """DP-SCAFFOLD at client level, after Noble, Bellet, Dieuleveut 2022 (arXiv 2111.09278). Radius tau.
 
     SCAFFOLD whose message [(x - y_i)/gamma, c_i' - c_i] is clipped jointly to tau; c_i moves by the clipped half.
-    The paper protects single records (noise in every local gradient); this protects whole clients.
+    The paper protects single records (noise in every local gradient), as `scaffold` does with dp_sgd; this protects
+    whole clients.
 
     Args:
         local: local operator T_i.
@@ -463,6 +470,56 @@ def dp_scaffold(local: LocalUpdate, *, tau: float = 1.0, server_step: float = 1.
         server_step: step of the server, eta.
     """
     return control_variates("DP-SCAFFOLD", local, clip(tau), server_step=server_step)
+
+
+def soteria(local: LocalUpdate, *, k: int = 10, shift_step: float | None = None, server_step: float = 0.1) -> Algorithm:
+    """SoteriaFL (Li et al. 2022, arXiv 2206.09888): shifted compression of private updates. Not private for clients.
+
+    m_i = rand_k(P_i - s_i);  s_i <- s_i + a m_i, s_i = 0 at first
+    x <- x - eta (s + (1/(pM)) sum_{i in S} m_i);  s <- s + (a/M) sum_{i in S} m_i. No radius.
+    rand_k keeps k of the d coordinates, drawn by each client in each round, times d/k, so that its mean is the vector
+    itself. With dp_sgd and privacy.unit = "record" it is private for records: what is kept of a noisy sum follows from
+    it. The recursion, and the default a, are those of the paper's public code. There every client is in every round and
+    takes one step, and the mean gradient of a batch is clipped; here each record's is, since the noise counts on that.
+    Only drawn clients compute, whatever `idle` says; that, and several local steps, are ours. The paper's other
+    estimators of a gradient (SVRG, SAGA) are not here.
+
+    Args:
+        local: local operator, which gives P_i.
+        k: number of coordinates that a message has; all d if there are fewer.
+        shift_step: step a of the shifts, the paper's gamma; None: sqrt((1 + 2w)/(2 (1 + w)^3)) with w = d/k - 1.
+        server_step: step of the server, eta.
+    """
+    return shifted_compression("SoteriaFL", local, k=k, shift_step=shift_step, server_step=server_step)
+
+
+def mr_mtl(local: LocalUpdate, *, pull: float = 0.1) -> Algorithm:
+    """MR-MTL (Liu et al. 2022, arXiv 2206.07902): a model for each client, pulled to the mean. Not private for clients.
+
+    y <- y - (gamma/T)(grad f_k(y) + pull (y - w)), T times from w_k, w_k <- y;  w <- mean of all w_k. No radius.
+    Each client keeps and uses its own w_k (figures own_*), which is x^0 at first; the server's model is w. With dp_sgd
+    and privacy.unit = "record" it is private for records. No data enter the pull, which is added after the noise here.
+    The paper's public code clips it with every record's gradient, weighs clients by their examples, and has all of them
+    in every round. Here only drawn clients compute, whatever `idle` says: the others keep their w_k, and w stays the
+    mean of all, as long as the server takes the plain step. Keep gamma pull/T below 1: a longer step overshoots w.
+
+    Args:
+        local: local operator, which gives w_k - gamma P_k.
+        pull: strength of the pull to the mean, the paper's lambda, zero or positive; 0 is local training.
+    """
+    return personal_models("MR-MTL", local, pull=pull)
+
+
+def local_training(local: LocalUpdate) -> Algorithm:
+    """Local training alone, what federated training is to be better than: `mr_mtl` without a pull.
+
+    w_k <- T_k(w_k). Each client keeps and uses its own w_k (figures own_*), and hears nothing of the others. The model
+    of the server is the mean of all w_k, which nobody uses. Not private for clients; with dp_sgd it is for records.
+
+    Args:
+        local: local operator T_k.
+    """
+    return personal_models("local training", local, pull=0.0)
 
 
 class Method(NamedTuple):
@@ -480,7 +537,7 @@ class Method(NamedTuple):
 
     @property
     def can_be_private(self) -> bool:
-        """Returns whether noise may be added to the method as it is by default: whether its bound has a radius."""
+        """Returns whether noise may protect clients with the method's defaults: whether its bound has a radius."""
         return math.isfinite((self.build(gd(1.0)) if self.takes_local else self.build()).bound.radius)
 
 
@@ -502,6 +559,9 @@ METHODS: dict[str, Method] = {
     "dp_fed_avg_normalized": Method(dp_fed_avg_normalized, "baseline of Fed-α-NormEC", True),
     "scaffold": Method(scaffold, "arXiv 1910.06378", True),
     "dp_scaffold": Method(dp_scaffold, "arXiv 2111.09278", True),
+    "soteria": Method(soteria, "arXiv 2206.09888", True),
+    "mr_mtl": Method(mr_mtl, "arXiv 2206.07902", True),
+    "local_training": Method(local_training, "what a federation is to be better than", True),
 }
 
 

@@ -31,7 +31,7 @@ def scaled(algorithm: Algorithm, decay: float = 0.9, floor: float = 0.01) -> Alg
     if not 0 < floor <= 1:
         raise UserError(f"the floor of second moments must lie in (0, 1], not {floor}.")
     averages = algorithm.memory_slots == 0 and algorithm.message_slots == 1 and not algorithm.reads_memory
-    if not averages or algorithm.prime is not None:
+    if not averages or algorithm.prime is not None or algorithm.draws is not None:
         raise UserError(f"{algorithm.name} cannot be scaled: what its clients or its server remember is in the scale "
                         "of another round. Take an averaging method, such as dp_fed_avg_clip.")  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fednormec.core.algorithm import Algorithm
+from fednormec.core.local import Moment
 from fednormec.core.problem import Metrics, Problem
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import take
@@ -103,7 +104,8 @@ def nothing_for(algorithm: Algorithm, x: Tensor) -> float:
         server._replace(memory=torch.ones_like(server.memory)),
         x.new_zeros(1, algorithm.memory_slots * len(x)),
     )
-    message, _ = algorithm.client(told, memory, torch.zeros_like(x)[None])
+    updates = algorithm.given(torch.zeros_like(x)[None], np.zeros(1, np.int64), Moment(0, 1))
+    message, _ = algorithm.client(told, memory, updates)
     return math.nan if algorithm.correction is not None or message.any() else 0.0
 
 

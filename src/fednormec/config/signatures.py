@@ -92,6 +92,8 @@ def in_words(hint: Any) -> str:
         return "one of " + ", ".join(f'"{word}"' for word in args) if len(args) > 1 else f'"{args[0]}"'
     if _is_list(origin):
         items = in_words(args[0])
+        if get_origin(args[0]) is Literal:
+            return f"a list of {items.removeprefix('one of ')}"
         return f"a list, each {items}" if " or " in items else f"a list of {items.removeprefix('a ')}s"
     if _is_table(origin):
         return f"a table, each value {in_words(args[1])}"

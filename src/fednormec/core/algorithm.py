@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fednormec.core.bounds import Bound, Grid, Messages
-from fednormec.core.local import LocalUpdate
+from fednormec.core.local import LocalUpdate, Moment
 from fednormec.core.participation import Participation, Weights
 from fednormec.core.schedules import Schedule
 from fednormec.core.vectors import plus
@@ -133,6 +134,11 @@ class Algorithm(NamedTuple):
         optimizer: what makes models of the method's steps; by default the plain step.
         with_beta: with_beta(schedule) -> the same method with its beta on a schedule; None if it has none to move.
         extras: what each number in a message after its vectors says, in words that the privacy statement repeats.
+        draws: draws(ids, moment, dim) -> what each client draws for itself in a round, (B, w), such as a mask, which
+            `client_` finds in the columns after the updates; None: nothing.
+        own: own(server, rows) -> (B, d), each client's own model, where its local steps begin; None: at server.x.
+        pull: strength with which local steps are pulled towards server.x: pull (y - server.x) is added to every local
+            gradient at y, after any noise on it.
     """
 
     name: str
@@ -151,6 +157,9 @@ class Algorithm(NamedTuple):
     optimizer: ServerOptimizer = descent()
     with_beta: "Callable[[Schedule], Algorithm] | None" = None
     extras: tuple[str, ...] = ()
+    draws: Callable[[np.ndarray, Moment, int], Tensor] | None = None
+    own: Callable[[Server, Tensor], Tensor] | None = None
+    pull: float = 0.0
 
     def message_width(self, dim: int) -> int:
         """Returns the number of numbers in a message, where the model has `dim` parameters."""
@@ -202,13 +211,25 @@ class Algorithm(NamedTuple):
         """Returns who computes with this method: idle clients sleep if the method has nothing for them to advance."""
         return participation if self.idle_clients_advance else participation._replace(idle="sleep")
 
+    def given(self, updates: Tensor, ids: np.ndarray, moment: Moment) -> Tensor:
+        """Returns what `client_` is given: the updates, and beside them what each client draws.
+
+        Args:
+            updates: the clients' P_i, (B, d).
+            ids: numbers of the clients.
+            moment: seed and number of the round.
+        """
+        if self.draws is None:
+            return updates
+        return torch.cat([updates, self.draws(ids, moment, updates.shape[1]).to(updates)], dim=1)
+
     def client(self, server: Server, rows: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
         """Computes messages and moved memories without side effects.
 
         Args:
             server: state of the server.
             rows: memories of the clients, (B, memory_slots d).
-            updates: their P_i, (B, d).
+            updates: their P_i, (B, d), and what they draw, as `given` returns them.
 
         Returns:
             The messages (B, message_width(d)) and the moved rows, all new.

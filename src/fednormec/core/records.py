@@ -1,6 +1,7 @@
 """Records of a client: local steps that take no more of each record than a bound lets, on batches drawn at random."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,8 @@ from fednormec.core.vectors import plus
 from fednormec.errors import BoundBroken, UserError, at_least_one, one_of, positive
 
 NUMBERS = 2**24  # of gradients that are held at a time
+PART = 256  # records of a batch that are added up at a time, on average
+RATE = 0.1  # at which records are drawn, if nobody says
 
 
 class Draws(Protocol):
@@ -110,6 +113,16 @@ class Recorded(Protocol):
 
 
 @runtime_checkable
+class Named(Protocol):
+    """Problem that knows what its clients are called."""
+
+    @property
+    def client_names(self) -> Sequence[str]:
+        """Name of each client."""
+        ...
+
+
+@runtime_checkable
 class Grouped(Protocol):
     """Problem in which a record can be several examples, such as all those of one person."""
 
@@ -149,6 +162,15 @@ def record_sizes(problem: Problem) -> np.ndarray:
     return problem.record_sizes if isinstance(problem, Grouped) else problem.client_sizes
 
 
+def part_of(records: int, rate: float) -> int:
+    """Returns how many neighbouring records a batch is added up of at a time, about 256 of which it has.
+
+    A record that is drawn moves those behind it by a place, and so the rounding of what is added with them: it moves
+    nothing beyond its part, since that begins and ends at the same records whoever is drawn.
+    """
+    return min(records, math.ceil(PART / rate))
+
+
 def examples_of(problem: Problem, client: int, records: np.ndarray) -> np.ndarray:
     """Returns the examples of some of a client's records, (n, b), padded with -1."""
     return problem.examples_of(client, records) if isinstance(problem, Grouped) else records[:, None]
@@ -157,6 +179,26 @@ def examples_of(problem: Problem, client: int, records: np.ndarray) -> np.ndarra
 def apart_from_data(problem: Problem, x: Tensor) -> Tensor | None:
     """Returns the part of every client's gradient at x that no data enter and no bound cuts; None if there is none."""
     return problem.apart_from_data(x) if isinstance(problem, SumsRecords) else None
+
+
+def batch_sum(problem: Problem, x: Tensor, client: int, batch: np.ndarray, bound: Bound, rate: float) -> Tensor:
+    """Returns the sum of the bounded gradients of a batch that was drawn, float64 (d,), part by part.
+
+    Args:
+        problem: the problem.
+        x: a vector (d,).
+        client: number of the client.
+        batch: numbers of the records that are in it, sorted.
+        bound: bound on each record's gradient.
+        rate: probability with which a record is in it.
+    """
+    records = int(record_sizes(problem)[client])
+    part = part_of(records, rate)
+    total = torch.zeros(problem.dim, dtype=torch.float64, device=x.device)
+    for some in np.split(batch, np.searchsorted(batch, np.arange(part, records, part))):
+        if len(some):
+            total += bounded_sum(problem, x, client, some, bound)
+    return total
 
 
 def bounded_sum(problem: Problem, x: Tensor, client: int, records: np.ndarray, bound: Bound) -> Tensor:
@@ -216,7 +258,7 @@ def dp_sgd(
         steps: number of steps T.
         batch_size: number of records that a batch is expected to have; the probability is this over the number of the
             client's records. None: `rate` says it.
-        rate: probability with which a record is in a batch, in (0, 1]; None: `batch_size` says it.
+        rate: probability with which a record is in a batch, in (0, 1]; None: `batch_size` says it, or it is 0.1.
         bound: "clip" to norm tau, or "normalize" to tau v/(alpha + ||v||).
         tau: largest norm of a record's gradient, which is public: never take it from the data.
         alpha: smoothing, for "normalize"; None: 0.01.
@@ -224,11 +266,13 @@ def dp_sgd(
     positive("the local step", step)
     at_least_one("steps", steps)
     one_of("bound", bound, ("clip", "normalize"))
-    if (batch_size is None) == (rate is None):
-        raise UserError("dp_sgd needs either batch_size (how many records a batch is expected to have) or rate (the "
-                        "share of a client's records), and not both.")  # fmt: skip
+    if batch_size is not None and rate is not None:
+        raise UserError("give dp_sgd either batch_size (how many records a batch is expected to have) or rate (the "
+                        "share of a client's records), not both.")  # fmt: skip
     if batch_size is not None:
         at_least_one("batch_size", batch_size)
+    elif rate is None:
+        rate = RATE
     if rate is not None and not 0 < rate <= 1:
         raise UserError(f"the rate at which records are drawn must lie in (0, 1], not {rate}.")
     if alpha is not None and bound == "clip":
@@ -244,9 +288,9 @@ def dp_sgd(
                 start, total = (x if x.ndim == 1 else x[r]), torch.zeros_like(rows[r])
                 for t in range(steps):
                     y = start if t == 0 else plus(start, total, -step * moment.factor / steps)
-                    batch = draws.batch(client, size, moment, t)
-                    noisy = draws.noised(bounded_sum(problem, y, client, batch, each), client, moment, t)
-                    total += noisy.div_(draws.expected(client, size)).to(x.dtype)
+                    batch, expected = draws.batch(client, size, moment, t), draws.expected(client, size)
+                    summed = batch_sum(problem, y, client, batch, each, expected / size)
+                    total += draws.noised(summed, client, moment, t).div_(expected).to(x.dtype)
                     for more in (apart_from_data(problem, y), None if correction is None else correction[r]):
                         if more is not None:
                             total += more

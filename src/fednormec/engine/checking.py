@@ -22,7 +22,7 @@ from fednormec.core.local import LocalUpdate, Moment
 from fednormec.core.participation import Weights
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
-from fednormec.engine.clients import computed, summed
+from fednormec.engine.clients import computed, summed, updated
 from fednormec.errors import BoundBroken, UserError
 from fednormec.problems.silence import Silence
 
@@ -116,8 +116,8 @@ def _attempts(algorithm: Algorithm, x: Tensor, clients: int, rounds: int) -> Ite
     ends, longest = (0, clients - 1), algorithm.bound.radius
     close = UNLIKE * torch.finfo(x.dtype).eps * (longest if math.isfinite(longest) else 1.0)
 
-    def play(given: Tensor, longest: float = math.inf) -> Tensor:
-        return _played(algorithm, servers, given, longest)
+    def play(given: Tensor, longest: float = math.inf, first: int = 0) -> Tensor:
+        return _played(algorithm, servers, given, longest, first)
 
     usual = cache(lambda: play(updates))
 
@@ -139,7 +139,7 @@ def _attempts(algorithm: Algorithm, x: Tensor, clients: int, rounds: int) -> Ite
 
     def alone() -> None:
         sent = usual()
-        if not all(_same(sent[:, i], play(updates[:, i : i + 1])[:, 0], close) for i in ends):
+        if not all(_same(sent[:, i], play(updates[:, i : i + 1], first=i)[:, 0], close) for i in ends):
             raise BoundBroken(f"{algorithm.name} gives a client another message in a tile of {clients} than alone.")
 
     def pure() -> None:
@@ -166,27 +166,30 @@ def _local_attempts(algorithm: Algorithm, problem: Problem, x: Tensor) -> Iterat
 
     def local(ids: np.ndarray) -> Tensor:
         rows = x.new_zeros(len(ids), algorithm.memory_slots * problem.dim)
-        correction = None if algorithm.correction is None else algorithm.correction(server, rows)
-        return algorithm.local.run(problem, server.x, ids, Moment(0, 1), correction).clone()
+        return updated(problem, algorithm, server, rows, ids, Moment(0, 1)).clone()
 
     def apart() -> None:
         together, alone = local(some), local(some[:1])
         close = (1e-3 if x.dtype == torch.float32 else 1e-9) * float(alone.norm())
-        if together.shape != (len(some), problem.dim) or not _same(together[:1], alone, close):
+        if not _same(together[:1], alone, close):
             raise BoundBroken(f"{algorithm.local.name} gives a client another update beside {len(some) - 1} others "
                               "than alone: other clients' data enter it.")  # fmt: skip
 
     yield "a local update that does not depend on who is computed beside", apart
 
 
-def _played(algorithm: Algorithm, servers: list[Server], updates: Tensor, longest: float) -> Tensor:
-    """Returns the messages (rounds, B, width) of clients with these updates (rounds, B, d), from memories of zero."""
+def _played(algorithm: Algorithm, servers: list[Server], updates: Tensor, longest: float, first: int) -> Tensor:
+    """Returns the messages (rounds, B, width) of clients with these updates (rounds, B, d), from memories of zero.
+
+    Their numbers are `first` and those after it.
+    """
     _, clients, dim = updates.shape
+    ids = np.arange(first, first + clients)
     memories, sent = updates.new_zeros(clients, algorithm.memory_slots * dim), []
     for server, given in zip(servers, updates, strict=True):
         now = algorithm._replace(local=_giving(algorithm.local, given))
         told = Server(server.x.clone(), server.memory.clone(), server.round, server.optimizer.clone())
-        messages, _ = computed(Silence(dim, clients), now, told, memories, np.arange(clients), Moment(0, 1))
+        messages, _ = computed(Silence(dim, first + clients), now, told, memories, ids, Moment(0, 1))
         if longest < math.inf:
             summed(algorithm, messages, memories.new_ones(clients), Adding(longest=longest))
         sent.append(messages.whole().clone())

@@ -14,6 +14,7 @@ from fednormec.core.algorithm import Algorithm, Server
 from fednormec.core.bounds import Adding, Messages, TooLong
 from fednormec.core.local import Moment
 from fednormec.core.participation import Cohort, Participation
+from fednormec.core.personal import Pulled
 from fednormec.core.problem import Problem
 from fednormec.core.stages import stage
 from fednormec.core.vectors import neighbours
@@ -250,25 +251,44 @@ def computed(
         ids: numbers of the clients.
         moment: seed and number of the round.
     """
-    with stage("memories"):
-        correction = algorithm.correction(server, rows) if algorithm.correction else None
-    with stage("gradients"):
-        updates = algorithm.local.run(problem, server.x, ids, moment, correction)
-        if updates.shape != (len(ids), problem.dim):
-            raise UserError(f"{algorithm.local.name} gave updates of shape {tuple(updates.shape)} for {len(ids)} "
-                            f"clients and {problem.dim} parameters.")  # fmt: skip
+    updates = updated(problem, algorithm, server, rows, ids, moment)
     with stage("memories"):
         unbounded = algorithm.keeps_updates or math.isinf(algorithm.bound.radius)
         broken = _not_finite(updates) if unbounded else ()  # a bound finds them by itself
         if len(broken):
             updates[broken], kept = 0, rows[broken]
         with torch.no_grad():
-            messages = algorithm.client_(server, rows, updates)
+            messages = algorithm.client_(server, rows, algorithm.given(updates, ids, moment))
         _require_fit(algorithm, messages, rows, problem.dim)
         messages = messages._replace(rows=messages.rows.detach())
         if len(broken):
             messages.rows[broken], rows[broken] = 0, kept
         return messages, len(broken) or len(messages.broken)
+
+
+def updated(
+    problem: Problem, algorithm: Algorithm, server: Server, rows: Tensor, ids: np.ndarray, moment: Moment
+) -> Tensor:
+    """Computes the updates P_i of a block of clients, (B, d).
+
+    Args:
+        problem: what is minimised.
+        algorithm: the method.
+        server: the server's state.
+        rows: the clients' memories, one for each id.
+        ids: numbers of the clients.
+        moment: seed and number of the round.
+    """
+    with stage("memories"):
+        correction = algorithm.correction(server, rows) if algorithm.correction else None
+        begin = algorithm.own(server, rows) if algorithm.own else server.x
+    near = Pulled(problem, server.x, algorithm.pull) if algorithm.pull else problem
+    with stage("gradients"):
+        updates = algorithm.local.run(near, begin, ids, moment, correction)
+    if updates.shape != (len(ids), problem.dim):
+        raise UserError(f"{algorithm.local.name} gave updates of shape {tuple(updates.shape)} for {len(ids)} "
+                        f"clients and {problem.dim} parameters.")  # fmt: skip
+    return updates
 
 
 def summed(algorithm: Algorithm, messages: Messages, sends: Tensor, adding: Adding) -> Tensor:

@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 TEST, CLIENT = "test_", "client_"
+OWN = "own_"  # of each client's own model, where clients have one
 AVERAGED = "_averaged"  # ending of a figure of the averaged model
 TENTHS = {"_worst": "worst tenth", "_best": "best tenth"}  # of the clients, over which a figure's mean is taken
+OVER, OF_OWN = " over clients", " of own models"
 
 
 class Figure(NamedTuple):
@@ -52,17 +54,20 @@ def figure_of(name: str) -> Figure:
     ('.1%', 'test macro recall', False)
     >>> figure_of("client_accuracy").words, figure_of("client_rmse_worst").words
     ('accuracy over clients', 'RMSE, worst tenth of clients')
+    >>> figure_of("own_accuracy").words, figure_of("own_rmse_worst").words
+    ('accuracy of own models', 'RMSE of own models, worst tenth of clients')
     >>> figure_of("test_accuracy_averaged").words
     'test accuracy, average'
     """
     if name.endswith(AVERAGED):
         kin = figure_of(name.removesuffix(AVERAGED))
         return kin._replace(words=f"{kin.words}, average")
-    if name.startswith(CLIENT):
-        end = next((end for end in TENTHS if name.endswith(end)), "")
-        kin = figure_of(f"{TEST}{name.removeprefix(CLIENT).removesuffix(end)}")
-        which = f", {TENTHS[end]} of clients" if end else " over clients"
-        return kin._replace(words=f"{kin.words.removeprefix('test ')}{which}")
+    for begin, among, all_of_them in ((CLIENT, "", OVER), (OWN, OF_OWN, OF_OWN)):
+        if name.startswith(begin):
+            end = next((end for end in TENTHS if name.endswith(end)), "")
+            kin = figure_of(f"{TEST}{name.removeprefix(begin).removesuffix(end)}")
+            which = f"{among}, {TENTHS[end]} of clients" if end else all_of_them
+            return kin._replace(words=f"{kin.words.removeprefix('test ')}{which}")
     return KNOWN.get(name) or Figure(name.replace("_", " "), ".4g", name.startswith(TEST))
 
 
@@ -86,11 +91,15 @@ def by_importance(names: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys((*BEFORE_LOSS, *own, *KNOWN, *last)) if name in there]
 
 
-def over_clients(names: Collection[str]) -> str | None:
+def over_clients(names: Collection[str], begin: str = CLIENT) -> str | None:
     """Returns the figure among these names that was measured for each client; None if none was.
+
+    Args:
+        names: names of figures.
+        begin: what its name begins with, CLIENT for one of the model or OWN for one of each client's own.
 
     >>> over_clients(["train_loss", "client_accuracy", "client_accuracy_worst", "client_accuracy_best"])
     'client_accuracy'
     """
-    found = (name for name in names if name.startswith(CLIENT))
+    found = (name for name in names if name.startswith(begin))
     return next((name for name in found if all(f"{name}{end}" in names for end in TENTHS)), None)

@@ -11,13 +11,13 @@ from fednormec.core.bounds import STRIP
 from fednormec.core.participation import Participation, Weights
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
-from fednormec.core.records import Grouped, Recorded, record_sizes
+from fednormec.core.records import Grouped, Named, Recorded, record_sizes
 from fednormec.core.vectors import norm_error
 from fednormec.engine.clients import regroups
 from fednormec.errors import UserError
 from fednormec.privacy.asked import Privacy
 from fednormec.privacy.mechanism import Plan, plan
-from fednormec.privacy.records import AnyPlan, RecordPlan, Silos, plan_records
+from fednormec.privacy.records import AnyPlan, RecordPlan, Silos, for_records, plan_records
 
 RECORD = "one row of a client's data"
 TYPICAL = 500  # number of a client's examples, where the true number must decide nothing
@@ -48,11 +48,22 @@ def planned_for_records(problem: Problem, algorithm: Algorithm, privacy: Privacy
         raise UserError("initial_memory = 'local_updates' computes one more round than is counted: start from zero.")
     if isinstance(problem, Recorded):
         problem.require_records()
-    sizes, x = record_sizes(problem).tolist(), problem.init(generator(0, "init"))
-    names = [f"client {number}" for number in range(problem.num_clients)]
+    sizes, x = record_sizes(problem), problem.init(generator(0, "init"))
+    there = np.flatnonzero(sizes).tolist()  # in a federation nobody knows how many records others have
+    called = problem.client_names if isinstance(problem, Named) else None
+    names = [f"client {number}" if called is None else called[number] for number in there]
     record = "all rows of one person at a client" if isinstance(problem, Grouped) and problem.grouped else RECORD
-    silos = Silos(sizes, range(len(sizes)), names, len(sizes), problem.dim, x.dtype, record)
+    silos = Silos(sizes[there].tolist(), there, names, len(sizes), problem.dim, x.dtype, record)
     return plan_records(privacy, silos, rule, rounds)
+
+
+def with_record_noise(algorithm: Algorithm, plan: AnyPlan) -> Algorithm:
+    """Returns the method with local steps that add the noise which protects records, if the plan has any."""
+    records, rule = for_records(plan), algorithm.local.per_record
+    if records is None:
+        return algorithm
+    assert rule is not None
+    return algorithm._replace(local=rule.noised(records))
 
 
 def planned_for_clients(
@@ -102,7 +113,8 @@ def require_bounded(algorithm: Algorithm) -> None:
     if math.isinf(algorithm.bound.radius):
         raise UserError(
             f"{algorithm.name} does not bound what a client sends, so no noise can make it private: "
-            "choose a method with clipping or normalisation, or run without noise."
+            "choose a method with clipping or normalisation, protect records instead (privacy.unit = 'record'), or run "
+            "without noise."
         )
     if algorithm.prime is not None:
         raise UserError(

@@ -12,19 +12,20 @@ from fednormec.core.algorithm import Algorithm, Server
 from fednormec.core.local import Moment
 from fednormec.core.machine import one_arithmetic_thread
 from fednormec.core.participation import Cohort, Participation, full
+from fednormec.core.personal import Personal
 from fednormec.core.problem import Metrics, Problem
 from fednormec.core.randomness import generator
 from fednormec.core.stages import stage
 from fednormec.core.vectors import same_bits
 from fednormec.engine.checking import require_keeps
 from fednormec.engine.clients import Clients, Job, Paying, Place
-from fednormec.engine.figures import AVERAGED
-from fednormec.engine.planning import planned
+from fednormec.engine.figures import AVERAGED, CLIENT, OWN
+from fednormec.engine.planning import planned, with_record_noise
 from fednormec.engine.round import Resumed, Round, Saved
 from fednormec.engine.threads import Threads
 from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
 from fednormec.privacy.asked import Privacy
-from fednormec.privacy.records import AnyPlan, for_clients, for_records
+from fednormec.privacy.records import AnyPlan, for_clients
 
 
 def _nothing(number: int, plan: AnyPlan) -> None:
@@ -76,7 +77,7 @@ def simulate(
     x, plan = problem.init(generator(seed, "init")), None
     if privacy is not None:
         plan = planned(problem, algorithm, rule, privacy, rounds)
-        rounds, algorithm = plan.rounds, _with_record_noise(algorithm, plan)
+        rounds, algorithm = plan.rounds, with_record_noise(algorithm, plan)
     if (clients := for_clients(plan)) is not None:
         algorithm = algorithm.on_grid(clients.mechanism.grid)
         require_keeps(algorithm, x)
@@ -142,7 +143,7 @@ def _rounds(
             if job.plan is None and in_vain >= m:  # as many updates as there are clients, and none of them finite
                 raise Diverged(number, "no client's update is finite any more; smaller local steps may help")
             due = evaluate_every is not None and (number % evaluate_every == 0 or last)
-            metrics = _evaluated(job, x, average, number) if due else None
+            metrics = _evaluated(job, server, clients, x, average) if due else None
             yield Round(
                 number, server, clients.memories, cohort, left_out, in_vain, metrics, total, job.plan, releases,
                 last, missed, x, average,
@@ -179,17 +180,8 @@ def _released(job: Job, clients: Clients, server: Server, number: int, paying: P
     return _Released(total, cohort, left_out, missed, paying.paid)
 
 
-def _with_record_noise(algorithm: Algorithm, plan: AnyPlan) -> Algorithm:
-    """Returns the method with local steps that add the noise which protects records, if the plan has any."""
-    records, rule = for_records(plan), algorithm.local.per_record
-    if records is None:
-        return algorithm
-    assert rule is not None
-    return algorithm._replace(local=rule.noised(records))
-
-
-def _evaluated(job: Job, x: Tensor, average: Tensor | None, number: int) -> Metrics:
-    """Returns the model's figures, and those of the average beside them.
+def _evaluated(job: Job, server: Server, clients: Clients, x: Tensor, average: Tensor | None) -> Metrics:
+    """Returns the model's figures, and those of the average and of clients' own models beside them.
 
     Raises Diverged if no client's loss is finite, where that may be looked at.
     """
@@ -197,9 +189,19 @@ def _evaluated(job: Job, x: Tensor, average: Tensor | None, number: int) -> Metr
         metrics = job.problem.evaluate(x)
         if average is not None:
             metrics = metrics.beside(job.problem.evaluate(average), AVERAGED)
+        metrics = metrics._replace(not_private=metrics.not_private | _of_own_models(job, server, clients))
     if job.plan is None and math.isnan(metrics.not_private.get("train_loss", 0.0)):
-        raise Diverged(number, "no client's loss is finite any more; smaller steps may help")
+        raise Diverged(server.round, "no client's loss is finite any more; smaller steps may help")
     return metrics
+
+
+def _of_own_models(job: Job, server: Server, clients: Clients) -> dict[str, float]:
+    """Returns figures of the clients' own models on their own examples; none where they have the server's."""
+    own, problem = job.algorithm.own, job.problem
+    if own is None or not isinstance(problem, Personal):
+        return {}
+    found = problem.evaluate_own(own(server, clients.memories.rows)).figures
+    return {f"{OWN}{name.removeprefix(CLIENT)}": value for name, value in found.items()}
 
 
 def _primed(job: Job, prime: Algorithm, clients: Clients, server: Server) -> Server:

@@ -7,8 +7,8 @@ place and copied to another.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Set
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,36 @@ FEW, SOME, MANY = 8, 32, 64  # channels of a convolution, up to which our own fu
 def for_convolutions(x: Tensor) -> Tensor:
     """Returns images with channels last in memory: convolutions on a CPU are faster so."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+class Outer(NamedTuple):
+    """Gradients of n records in a linear layer, none of them written out: record j's is delta_j a_j^T, and delta_j.
+
+    Args:
+        weight: name of the weights.
+        bias: name of the bias; None: there is none.
+        delta: gradient of what came out, (n, out).
+        a: what went in, (n, in).
+    """
+
+    weight: str
+    bias: str | None
+    delta: Tensor
+    a: Tensor
+
+
+class RecordGradients(NamedTuple):
+    """Gradients of n records.
+
+    Args:
+        outer: those that are not written out.
+        rows: all others, (n, w).
+        layout: where these are stored in a row.
+    """
+
+    outer: list[Outer]
+    rows: Tensor
+    layout: Layout
 
 
 class _Layer(ABC):
@@ -56,6 +86,10 @@ class _Layer(ABC):
     def write(self, delta: Tensor, gradients: dict[str, Tensor]) -> None:
         """Writes the gradient of each client, given that of `at`."""
         self._write(delta, gradients[self._weight], None if self._bias is None else gradients[self._bias])
+
+    def outer(self, delta: Tensor) -> Outer | None:
+        """Returns the gradients of records, each one example, given that of `at`; None: they must be written out."""
+        return None
 
     @abstractmethod
     def _forward(self, a: Tensor) -> Tensor: ...
@@ -94,6 +128,9 @@ class _Linear(_Product):
         torch.bmm(delta.mT, self._of_clients(self.a), out=weight)
         if bias is not None:
             torch.sum(delta, dim=1, out=bias)
+
+    def outer(self, delta: Tensor) -> Outer | None:
+        return Outer(self._weight, self._bias, delta, self.a) if self.a.ndim == 2 else None
 
     def _of_clients(self, a: Tensor) -> Tensor:
         return a.reshape(self.clients, -1, a.shape[-1])
@@ -421,6 +458,12 @@ def _halves(module: nn.Module) -> bool:
     return all(size in (wanted, (wanted, wanted)) for size, wanted in zip(sizes, (2, 2, 0, 1), strict=True))
 
 
+def _without(layout: Layout, names: Set[str | None]) -> Layout:
+    """Returns the layout of the parameters whose names are not among these."""
+    kept = [(name, shape) for name, shape in zip(layout.names, layout.shapes, strict=True) if name not in names]
+    return Layout(tuple(n for n, _ in kept), tuple(s for _, s in kept), sum(s.numel() for _, s in kept))
+
+
 class _Called(nn.Module):
     """Module that stands in the place of a layer."""
 
@@ -495,9 +538,35 @@ class Layered:
             targets: those of the same examples.
             weights: weights (B, n) of the examples, which add up to one for each client; None: all the same.
         """
+        rows = torch.empty(len(inputs), self._layout.dim, dtype=x.dtype, device=x.device)
+        gradients = self._layout.views(rows)
+        for layer, delta in zip(self.layers, self._deltas(x, inputs, targets, weights), strict=True):
+            layer.write(delta, gradients)
+        return rows
+
+    def of_records(self, x: Tensor, inputs: Tensor, targets: Tensor) -> RecordGradients:
+        """Computes the gradients of records, each one example, and writes out only what it must.
+
+        Args:
+            x: a vector (d,).
+            inputs: those of the records, (n, ...).
+            targets: those of the same records.
+        """
+        deltas = self._deltas(x, inputs[:, None], targets[:, None], None)
+        each = [(layer, delta, layer.outer(delta)) for layer, delta in zip(self.layers, deltas, strict=True)]
+        outer = [found for _, _, found in each if found is not None]
+        layout = _without(self._layout, {name for found in outer for name in (found.weight, found.bias)})
+        rows = torch.empty(len(inputs), layout.dim, dtype=x.dtype, device=x.device)
+        gradients = layout.views(rows)
+        for layer, delta, found in each:
+            if found is None:
+                layer.write(delta, gradients)
+        return RecordGradients(outer, rows, layout)
+
+    def _deltas(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
+        """Returns the gradients of what each layer's `at` is, from one pass over the examples of all clients."""
         clients, n = inputs.shape[:2]
-        rows = torch.empty(clients, self._layout.dim, dtype=x.dtype, device=x.device)
-        parameters, gradients = self._layout.views(x), self._layout.views(rows)
+        parameters = self._layout.views(x)
         for layer in self.layers:
             layer.bind(parameters, x.ndim == 1, clients)
         losses = self._loss(self.module(for_convolutions(inputs.flatten(0, 1))), targets.flatten(0, 1))
@@ -507,7 +576,4 @@ class Layered:
                 "over what one put out; take vectorize = 'vmap'."
             )
         back = torch.full_like(losses, 1 / n) if weights is None else weights.flatten()
-        deltas = torch.autograd.grad(losses, [layer.at for layer in self.layers], back)
-        for layer, delta in zip(self.layers, deltas, strict=True):
-            layer.write(delta, gradients)
-        return rows
+        return torch.autograd.grad(losses, [layer.at for layer in self.layers], back)

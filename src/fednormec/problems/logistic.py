@@ -73,7 +73,8 @@ class Logistic:
         self._regularizer: Final = float(non_negative("regularizer", regularizer))
         self._test: Final = None if test is None else (test[0], test[1].to(test[0]))
         self._held_out: Final = held_out
-        self._labels: Final = [y.to(self._signed) for y in labels] if per_client else None
+        self._labels: Final = [y.to(self._signed) for y in labels]
+        self._per_client: Final = per_client
         self._owners: Final = checked_owners(owners, 0 if test is None else len(test[1]), len(features))
 
     @property
@@ -108,7 +109,7 @@ class Logistic:
         some = copy(self)
         own = {name: some_of(getattr(self, name), first, last) for name in ("_signed", "_weights")}
         vars(some).update(own, _sizes=self._sizes[first:last].copy(), _test=None)
-        vars(some).update(_records=self._records.part(first, last))
+        vars(some).update(_records=self._records.part(first, last), _labels=self._labels[first:last])
         return some
 
     # records
@@ -160,7 +161,7 @@ class Logistic:
 
     def digest(self) -> str:
         """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
-        looks = (self._held_out, self._labels is not None, self._owners, *((self._records,) if self.grouped else ()))
+        looks = (self._held_out, self._per_client, self._owners, *((self._records,) if self.grouped else ()))
         return fingerprint(self._signed, self._weights, self._sizes, self._regularizer, self._test, looks)
 
     def evaluate(self, x: Tensor) -> Metrics:
@@ -173,9 +174,25 @@ class Logistic:
         train_loss = losses[losses.isfinite()].mean().item()
         own = {"train_loss": train_loss, "gradient_norm": gradient.norm().item()}
         tested = self._test_figures(x)
-        spread = None if self._labels is None else self._by_client(x, self._labels)
+        spread = self._by_client(x) if self._per_client else None
         apart = own | tested if self._held_out else own
         return Metrics({} if self._held_out else tested, apart if spread is None else apart | spread.figures, spread)
+
+    def evaluate_own(self, models: Tensor) -> ByClient:
+        """Computes the accuracy of each client's own model on that client's examples.
+
+        They are those that were held out of it, if `owners` says which, and else those it trains on.
+
+        Args:
+            models: a model for each client, (M, d).
+        """
+        if self._test is not None and self._owners is not None:
+            a, y = self._test
+            score = (a * models[torch.from_numpy(self._owners).to(models.device)]).sum(1)
+            values = means_of(self._owners, _right(score, y).cpu().numpy())
+            return ByClient.of("accuracy", True, values, held_out=True)
+        margins = torch.bmm(self._signed, models.unsqueeze(-1)).squeeze(-1)
+        return ByClient.of("accuracy", True, self._right_of_clients(margins))
 
     def named(self, x: Tensor) -> dict[str, Tensor]:
         return {"w": x}
@@ -239,14 +256,16 @@ class Logistic:
         score = a @ x
         return {"test_loss": -logsigmoid(y * score).mean().item(), "test_accuracy": _right(score, y).mean().item()}
 
-    def _by_client(self, x: Tensor, labels: Sequence[Tensor]) -> ByClient:
+    def _by_client(self, x: Tensor) -> ByClient:
         if self._test is not None and self._owners is not None:
             a, y = self._test
             values = means_of(self._owners, _right(a @ x, y).cpu().numpy())
             return ByClient.of("accuracy", True, values, held_out=True)
-        margins = self._signed @ x
-        values = [float(_right(y * margins[i, : len(y)], y).mean()) for i, y in enumerate(labels)]
-        return ByClient.of("accuracy", True, values)
+        return ByClient.of("accuracy", True, self._right_of_clients(self._signed @ x))
+
+    def _right_of_clients(self, margins: Tensor) -> list[float]:
+        """Returns each client's share of examples that are on the right side, of the margins y a.w (M, N)."""
+        return [float(_right(y * margins[i, : len(y)], y).mean()) for i, y in enumerate(self._labels)]
 
     @property
     def _client_data(self) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -5,7 +5,7 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
+from fednormec.core.bounds import STRIP, Bound
 from fednormec.core.fingerprint import fingerprint
 from fednormec.core.problem import ByClient, Metrics, tile_size
+from fednormec.core.records import NUMBERS, sum_of_rows
 from fednormec.core.stages import stage
 from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_of
 from fednormec.errors import UserError, at_least_one, one_of
@@ -25,6 +27,7 @@ from fednormec.problems.grouping import grouped
 from fednormec.problems.layers import Layered, for_convolutions
 from fednormec.problems.losses import OURS, Loss, loss_named, require_fitting
 from fednormec.problems.metrics import ADDITIVE, LOWER, Metric, checked_owners, means_of, measured, metrics_of
+from fednormec.problems.record_sums import add_bounded, takes
 
 ACTIVATIONS_TOGETHER = 2**24  # what layers put out for a tile, with convolutions: larger tiles gain no more
 EXAMPLES_TOGETHER = 128  # but as many as these: smaller tiles cost more in calls than they save in memory
@@ -143,6 +146,7 @@ class NeuralProblem:
         most = max(1, self._together * len(pairs) // int(taken.sum())) if self._convolves else 128
         self._split_large = self._convolves and vectorize == "auto"
         together = tile_size(len(pairs), self.dim, most)
+        self._written: int | None = None  # numbers of a record's gradient that layers write out; None: no layers
         self._way = self._chosen(
             vectorize, worthwhile=together > 1 or not self._convolves, looped=self._convolves or mixes
         )
@@ -242,6 +246,31 @@ class NeuralProblem:
             raise UserError("the loss is a mean over the batch, of which no record's part can be bounded: return the "
                             "loss of each example, such as with reduction='none'.")  # fmt: skip
 
+    def record_sum(self, x: Tensor, client: int, records: np.ndarray, bound: Bound) -> Tensor:
+        """Returns the sum (d,), float64, of the bounded gradients of a client's records, layer by layer where it can.
+
+        Args:
+            x: a vector (d,).
+            client: number of the client.
+            records: numbers of its records.
+            bound: bound on each record's gradient.
+        """
+        together = self._records_together
+        parts = np.split(records, range(together, len(records), together))
+        if not self._sums_in_layers({len(part) for part in parts}, bound):
+            return sum_of_rows(self, x, client, records, bound)
+        total = torch.zeros(self.dim, dtype=torch.float64, device=x.device)
+        for part in parts:
+            inputs, targets = self._examples(int(self._starts[client]) + part)
+            left_out = add_bounded(total, self._layered().of_records(x, inputs, targets), bound, self._layout)
+            for record in part[left_out]:  # one by one, so that none has a say in how another is computed
+                total += sum_of_rows(self, x, client, np.array([record]), bound)
+        return total
+
+    def apart_from_data(self, x: Tensor) -> None:
+        """Returns None: data enter all of a gradient."""
+        return None
+
     def digest(self) -> str:
         """Returns a digest of the data and the loss, by which a run that is resumed knows the problem again."""
         module = copy.deepcopy(self._module)
@@ -277,6 +306,29 @@ class NeuralProblem:
         public = {} if self._held_out or by_training else tested
         return Metrics(public, apart if spread is None else apart | spread.figures, spread)
 
+    def evaluate_own(self, models: Tensor) -> ByClient:
+        """Computes the first metric, or else the loss, of each client's own model on that client's examples.
+
+        They are those that were held out of it, if `owners` says which, and else the first `loss_examples`. Where a
+        model normalises by training examples, it is by those of its client.
+
+        Args:
+            models: a model for each client, (M, d).
+        """
+        name, metric = next(iter(self._metrics.items()), ("loss", self._loss))
+        by_training, values = self._statistics == "training", list[float]()
+        together = by_training or not self._needs_whole_batches
+        with torch.no_grad():
+            for client, x, y in self._own_examples():
+                if by_training:
+                    module = self._with_statistics(models[client], self._pieces(*self._seen_of(client)))
+                else:
+                    module = self._bound(models[client]).eval()
+                parts = self._pieces(x, y) if together else [(x, y)]
+                outputs = [module(for_convolutions(part)) for part, _ in parts]
+                values.append(measured(name, metric, outputs[0] if len(outputs) == 1 else torch.cat(outputs), y))
+        return ByClient.of(name, name not in LOWER, values, self._owners is not None)
+
     # gradients
 
     def _may_share(self, own: np.ndarray, width: int, padded: bool) -> bool:
@@ -293,11 +345,27 @@ class NeuralProblem:
         traces = {self._traces[n] for n in sizes}
         return len(traces) == 1 and None not in traces
 
-    def _grad_in_layers(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    @property
+    def _records_together(self) -> int:
+        """Number of records in one pass: by the model alone, since no record may have a say in it."""
+        most = max(1, min(self._together, NUMBERS // max(1, self._written or 0)))
+        return most // STRIP * STRIP or most
+
+    def _sums_in_layers(self, sizes: set[int], bound: Bound) -> bool:
+        """Returns whether bounded gradients of records, in batches of these sizes, are added layer by layer."""
+        if self._written is None or self.grouped or not takes(bound):
+            return False
+        return self._known or self._alike({1, *sizes})
+
+    def _layered(self) -> Layered:
+        """Returns this thread's module, taken apart into layers."""
         if not hasattr(self._own, "layered"):
             self._own.layered = Layered(self._module, self._layout, self._loss)
-        rows: Tensor = self._own.layered.grad(x, inputs, targets, weights)
-        return rows
+        layered: Layered = self._own.layered
+        return layered
+
+    def _grad_in_layers(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        return self._layered().grad(x, inputs, targets, weights)
 
     def _grad_at_once(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
         module, loss = self._thread_module(), self._loss
@@ -312,21 +380,27 @@ class NeuralProblem:
 
     def _grad_one_by_one(self, x: Tensor, ids: np.ndarray, index: np.ndarray | None, mask: np.ndarray | None) -> Tensor:
         rows = torch.empty(len(ids), self.dim, dtype=x.dtype, device=x.device)
+        shared = self._bound(x) if x.ndim == 1 else None
         for r, i in enumerate(ids):
             if index is None:
                 where: slice | Tensor = slice(self._starts[i], self._starts[i] + self._sizes[i])
             else:
                 where = torch.as_tensor(index[r] if mask is None else index[r][mask[r]], device=self._device)
             inputs, targets = _taken(self._x, where), _taken(self._y, where)
-            self._grad_of(x if x.ndim == 1 else x[r], inputs, targets, out=rows[r])
+            self._grad_of(self._bound(x[r]) if shared is None else shared, inputs, targets, out=rows[r])
         return rows
 
-    def _grad_of(self, x: Tensor, inputs: Tensor, targets: Tensor, out: Tensor | None = None) -> Tensor:
-        module = self._bound(x)
+    def _grad_of(self, module: nn.Module, inputs: Tensor, targets: Tensor, out: Tensor) -> Tensor:
         loss = self._loss(module(for_convolutions(inputs)), targets).mean()
         parameters = [p for p in module.parameters() if p.requires_grad]
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         return torch.cat([g.flatten() for g in pieces], out=out)
+
+    def _examples(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Returns inputs and targets of examples, by their numbers among those of all clients."""
+        where = neighbours(numbers)
+        found = torch.as_tensor(numbers, device=self._device) if where is None else where
+        return _taken(self._x, found), _taken(self._y, found)
 
     def _batch(self, ids: np.ndarray, index: np.ndarray | None) -> tuple[Tensor, Tensor]:
         if index is not None:
@@ -388,6 +462,26 @@ class NeuralProblem:
             values = [measured(name, metric, module(for_convolutions(_taken(x, w))), y[w]) for w in where]
         return ByClient.of(name, name not in LOWER, values, owners is self._owners)
 
+    def _own_examples(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yields the number and the examples of each client of which enough are there to be looked at."""
+        held_out: list[np.ndarray] | None = None
+        if self._test is not None and self._owners is not None:
+            counts = np.bincount(self._owners, minlength=self.num_clients)
+            held_out = np.split(np.argsort(self._owners, kind="stable"), np.cumsum(counts)[:-1])
+        for client in range(self.num_clients):
+            x, y = self._seen_of(client)
+            if self._test is not None and held_out is not None:
+                where = torch.as_tensor(held_out[client], device=self._device)
+                x, y = _taken(self._test[0], where), self._test[1][where]
+            batch = len(y) if self._statistics == "batch" else int(self._looked_at[client])
+            if len(y) and batch > self._mixes:  # one example has no variance
+                yield client, x, y
+
+    def _seen_of(self, client: int) -> tuple[Tensor, Tensor]:
+        """Returns a client's examples that an evaluation looks at."""
+        own = slice(int(self._starts[client]), int(self._starts[client] + self._looked_at[client]))
+        return self._x[own], self._y[own]
+
     def _evaluated(self) -> tuple[Tensor, Tensor]:
         """Returns the clients' examples that an evaluation looks at."""
         if self._looked_at is self._sizes:
@@ -396,8 +490,8 @@ class NeuralProblem:
         where = torch.as_tensor(np.concatenate(own), device=self._device)
         return _taken(self._x, where), _taken(self._y, where)
 
-    def _with_statistics(self, x: Tensor) -> nn.Module:
-        """Returns a new module with the parameters x that normalises by the clients' examples.
+    def _with_statistics(self, x: Tensor, among: list[tuple[Tensor, Tensor]] | None = None) -> nn.Module:
+        """Returns a new module with the parameters x that normalises by the clients' examples, or by those `among`.
 
         Mean and variance are averages over batches, as a trainer's running averages are, but all at this x.
         """
@@ -406,7 +500,7 @@ class NeuralProblem:
             layer.track_running_stats, layer.momentum = True, None  # all batches weigh the same
             layer.running_mean, layer.running_var = (x.new_zeros(layer.num_features) for _ in range(2))
             layer.num_batches_tracked = torch.zeros((), dtype=torch.int64, device=self._device)
-        for inputs, _ in self._pieces(*self._evaluated()):
+        for inputs, _ in self._pieces(*self._evaluated()) if among is None else among:
             if len(inputs) > 1:  # one example has no variance
                 module(for_convolutions(inputs))
         return module.eval()
@@ -433,7 +527,8 @@ class NeuralProblem:
 
     def _chosen(self, vectorize: str, worthwhile: bool, looped: bool) -> str:
         if vectorize in ("auto", "layers"):
-            separable = self._keeps_apart and self._separable()
+            self._written = self._separable() if self._keeps_apart else None
+            separable = self._written is not None
             if vectorize == "layers" and not separable:
                 raise UserError(
                     "this model cannot be computed layer by layer: a parameter belongs to a layer of another kind than "
@@ -474,21 +569,22 @@ class NeuralProblem:
         dtype = self._dtype if tensor.is_floating_point() else torch.int64
         return tensor.to(device=self._device, dtype=dtype, copy=copy)
 
-    def _separable(self) -> bool:
-        """Returns whether the module can be taken apart into layers.
+    def _separable(self) -> int | None:
+        """Returns how many numbers of a record's gradient are written out if the module can be taken apart into layers.
 
-        It can if the gradients of two clients at once are those of each. Tried in float64, where rounding puts no value
-        on the other side of a kink, unless the module knows no float64.
+        It can if the gradients of two clients at once are those of each; None: it cannot. Tried in float64, where
+        rounding puts no value on the other side of a kink, unless the module knows no float64.
         """
         if not (self._loss_of_each and self._x.is_floating_point()):
-            return False
-        return self._separable_in(torch.float64) or self._separable_in(self._dtype)
+            return None
+        found = self._separable_in(torch.float64)
+        return self._separable_in(self._dtype) if found is None else found
 
-    def _separable_in(self, dtype: torch.dtype) -> bool:
+    def _separable_in(self, dtype: torch.dtype) -> int | None:
         module = copy.deepcopy(self._module).to(dtype=dtype)
         layered = Layered(module, self._layout, self._loss)
         if not layered.complete:
-            return False
+            return None
         inputs, targets = (torch.unflatten(t, 0, (2, 2)) for t in self._probe(4, dtype))
         inputs[1] = 3 * inputs[1] + 1  # unlike the other client's, so that statistics of both are those of neither
 
@@ -504,10 +600,12 @@ class NeuralProblem:
             try:
                 expected = torch.stack([own(at if at.ndim == 1 else at[i], i) for i in range(2)])
             except (RuntimeError, TypeError, ValueError):  # other numbers than its own
-                return False
+                return None
             if not layered.agrees(at, inputs, targets, expected):
-                return False
-        return self._known or self._holds_out(layered, x, inputs[0], targets)
+                return None
+        if not (self._known or self._holds_out(layered, x, inputs[0], targets)):
+            return None
+        return layered.of_records(x, inputs[0], targets[0]).layout.dim
 
     def _holds_out(self, layered: Layered, x: Tensor, inputs: Tensor, targets: Tensor) -> bool:
         """Returns whether a client's gradient stays what it is between two clients who send what they like."""

@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fednormec.config.assemble import Experiment
-from fednormec.engine.figures import AVERAGED, TENTHS, TEST, by_importance, figure_of, over_clients
+from fednormec.engine.figures import (
+    AVERAGED,
+    OF_OWN,
+    OVER,
+    OWN,
+    TENTHS,
+    TEST,
+    by_importance,
+    figure_of,
+    over_clients,
+)
 from fednormec.errors import visible
 from fednormec.privacy.statement import Statement
 from fednormec.runs.falling import falling
@@ -33,6 +43,8 @@ def describe(summary: dict[str, Any]) -> str:
         lines.append(f"{figure_of(name).words:<14} {shown}{curve}{_looks(name, summary)}")
     if (spread_out := over_clients(summary["metrics"])) is not None:
         lines.append(f"over clients   {spread(summary['metrics'], spread_out)}{_looks(spread_out, summary)}")
+    if (own := over_clients(summary["metrics"], OWN)) is not None:
+        lines.append(f"own models     {spread(summary['metrics'], own)}{_looks(own, summary)}")
     if averaged:
         lines.append(f"average        {', '.join(_of_average(name, summary) for name in averaged)}")
     guarantee = summary.get("guarantee", {})
@@ -58,7 +70,8 @@ def spread(metrics: Mapping[str, float | None], name: str) -> str:
     """Returns how a figure is spread over the clients, as text: its mean, and that of the worst and the best tenth."""
     figure = figure_of(name)
     tenths = [f"{words} {_figure(metrics[f'{name}{end}'], figure.form)}" for end, words in TENTHS.items()]
-    return f"{figure.words.removesuffix(' over clients')} {_figure(metrics[name], figure.form)}, {', '.join(tenths)}"
+    words = figure.words.removesuffix(OVER).removesuffix(OF_OWN)
+    return f"{words} {_figure(metrics[name], figure.form)}, {', '.join(tenths)}"
 
 
 def _guaranteed(guarantee: dict[str, Any]) -> str:
@@ -107,9 +120,8 @@ def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, s
     """Returns the summary of a run that has finished."""
     rounds, (status, why) = tally.rounds, ending
     if statement is not None and why is None and rounds < experiment.run.rounds:
-        status, budget = "budget_spent", statement.facts["budget"]
-        beyond = f"the budget of ε = {budget:g}" if budget is not None else "as many sums as clients agreed to"
-        why = f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed {beyond}"
+        status = "budget_spent"
+        why = f"after {rounds} of {experiment.run.rounds} rounds: one more would exceed {_limit(statement.facts)}"
     summary = Summary(
         {
             "method": experiment.algorithm.name,
@@ -131,6 +143,17 @@ def summarize(experiment: Experiment, tally: Tally, out: Path, ending: Ending, s
     if statement is not None:
         summary |= {"privacy": statement.headline, **{key: statement.facts[key] for key in SHOWN_FACTS}}
     return Summary(summary | _warned(tally, statement))
+
+
+def _limit(facts: Mapping[str, Any]) -> str:
+    """Returns what limits the number of rounds: the budget of clients, of records, or of either."""
+    own, records = facts["budget"], facts.get("records", facts if facts["unit"] == "record" else {})
+    budgets = sorted({silo["budget"] for silo in records.get("silos", ()) if silo["budget"] is not None})
+    if len(budgets) > 1:
+        return f"the budget of a client's records, between ε = {budgets[0]:g} and {budgets[-1]:g}"
+    if "records" in facts and budgets:
+        return f"the budget of ε = {budgets[0]:g} for a record" + ("" if own is None else f", or {own:g} for a client")
+    return "as many sums as clients agreed to" if own is None else f"the budget of ε = {own:g}"
 
 
 def _warned(tally: Tally, statement: Statement | None) -> dict[str, Any]:
