@@ -810,7 +810,7 @@ def test_the_statement_says_who_must_be_trusted_and_what_drop_outs_mean(tmp_path
         (LOCAL, "nobody is trusted with an exact message", "a message that does not come"),
     ):
         plan = for_server(config(privacy=privacy), tmp_path).plan
-        text = " ".join(state(plan, 3, 0, besides(plan.mechanism)).text.split())
+        text = " ".join(state(plan, 3, 0, besides(plan)).text.split())
         assert trust in text
         assert drop_outs in text
         assert "drop-outs" in text

@@ -180,9 +180,9 @@ def test_settings_that_do_not_fit(tmp_path: Path, settings: Config, said: str) -
 def test_the_statement_and_the_promise_say_that_no_epsilon_covers_it(tmp_path: Path) -> None:
     plan = for_server(asked(privacy=LOCAL), tmp_path).plan
     assert plan is not None
-    said = [text for name, text in besides(plan.mechanism, True) if name == "not covered"]
+    said = [text for name, text in besides(plan, True) if name == "not covered"]
     assert any("what clients report of the model" in text and "no noise protects them" in text for text in said)
-    assert len(besides(plan.mechanism, False)) == len(besides(plan.mechanism, True)) - 1
+    assert len(besides(plan, False)) == len(besides(plan.mechanism, True)) - 1
     assert "tells the server, exactly, how good the model is on 25% of its examples" in promise(plan, 0.25)
     assert "no ε covers that" in promise(None, 0.25) and "report" not in promise(plan, None)
 

@@ -135,10 +135,11 @@ def init(
         print(visible(f"{made / CLIENTS / name}: for {name}; send it there and delete it here"))
     for file in write_services(made, kinds)[: len(kinds)]:
         print(visible(f"{file}: runs the server as a service; each client's folder has one of its own"))
-    plan = for_server(read_federation(made), made).plan
-    if plan is not None and plan.mechanism.protocol:
-        print(f"secure aggregation: {must_stay(plan)}")
-    tell(notes(plan))
+    federation = for_server(read_federation(made), made)
+    if federation.mechanism is not None and federation.mechanism.protocol:
+        print(f"secure aggregation: {must_stay(federation.mechanism)}")
+    if federation.plan is not None and (federation.records is None or federation.mechanism is not None):
+        tell(notes(federation.plan))
 
 
 def _shape(option: str, text: str) -> list[int]:
@@ -251,6 +252,9 @@ after a crash: the memory is in DIR.
 
 --explain says what would happen, for you to read before you take part: what leaves this machine, what is promised,
 which code runs. --check tries data, certificate, disk and server.
+
+Where records are protected (privacy.unit = "record"), DIR/statement.txt says in the end what may be said to those
+whose records they are.
 
 \b
 Examples:

@@ -19,13 +19,17 @@ from fednormec.config.forms import KEYS as OF_FORMS
 from fednormec.config.forms import read_agreed
 from fednormec.config.schema import Config, Section, check, dump, read
 from fednormec.config.settings import DATA_SETTINGS, DEALING, RunSettings
+from fednormec.core.algorithm import Algorithm
+from fednormec.core.bounds import Bound
 from fednormec.core.problem import ByClient, Metrics, Problem
 from fednormec.core.randomness import generator
+from fednormec.core.records import Grouped, Recorded, apart_from_data, bounded_sum, examples_of, record_sizes
 from fednormec.data import Examples, FederatedData, Kind, hold_out
 from fednormec.data.sources import Inputs
-from fednormec.engine.planning import planned_for_clients
+from fednormec.engine.planning import planned, with_record_noise
 from fednormec.errors import UserError, at_least_one, known, positive, require_room
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.records import AnyPlan, RecordPlan, for_clients, for_records
 
 NAME, KEYS = "federation.toml", "keys"
 AGREED = ("data", "features", "problem", "model", "local", "method", "server", "participation", "privacy", "code")
@@ -125,12 +129,34 @@ class Federation:
     report: Callable[[Tensor], ByClient] | None = None
 
     @cached_property
-    def plan(self) -> Plan | None:
-        """Plan that every party computes for itself: how much noise, for how many rounds; None without privacy."""
+    def plan(self) -> AnyPlan | None:
+        """Plan that every party computes for itself: how much noise, for how many rounds; None without privacy.
+
+        Of records each client plans for its own, by their number, and the server knows no more than what all promise.
+        """
         problem, algorithm, participation, privacy, run, *_ = self.experiment
         if privacy is None:
             return None
-        return planned_for_clients(problem, algorithm, participation, privacy, run.rounds)
+        return planned(problem, algorithm, participation, privacy, run.rounds)
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """Mechanism that protects clients; None where they are not protected by themselves."""
+        plan = for_clients(self.plan)
+        return None if plan is None else plan.mechanism
+
+    @property
+    def records(self) -> RecordPlan | None:
+        """Plan that protects records; None where they are not protected by themselves."""
+        return for_records(self.plan)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """Method as clients run it: local steps with the noise that protects records, messages on a grid."""
+        algorithm, mechanism = self.experiment.algorithm, self.mechanism
+        if self.plan is not None:
+            algorithm = with_record_noise(algorithm, self.plan)
+        return algorithm.on_grid(None if mechanism is None else mechanism.grid)
 
 
 def for_server(config: Config, folder: Path, reports: Reports | None = None) -> Federation:
@@ -144,7 +170,8 @@ def for_server(config: Config, folder: Path, reports: Reports | None = None) -> 
     settings = federation_settings(config)
     test = None
     if settings.test is not None:
-        test = read_agreed(str(folder / settings.test), encoding(config), settings.kind, settings.classes)
+        where = str(folder / settings.test)
+        test = read_agreed(where, encoding(config), settings.kind, settings.classes, owned=False)
     data = FederatedData((settings.nobody,), test, ("nobody",), settings.classes)
     return _federation(config, settings, data, None, folder, reports)
 
@@ -179,7 +206,7 @@ def _split(own: Examples, settings: FederationSettings, seed: int, client: int) 
     """Returns what a client trains on, and what it holds out to report on: the same whenever it joins."""
     if not settings.report:
         return own, None
-    kept, aside = hold_out(np.arange(len(own)), settings.share, generator(seed, "split", client))
+    kept, aside = hold_out(np.arange(len(own)), settings.share, generator(seed, "split", client), own.person)
     return own.take(kept), own.take(aside) if len(aside) else None
 
 
@@ -282,6 +309,10 @@ def _federation(
     if private.get("trust") in ("local", "secagg") and private.setdefault("draws", "server") != "server":
         raise UserError(f"under trust = '{private['trust']}' nobody trusts the server, which draws who is asked: leave "
                         "privacy.draws out.")  # fmt: skip
+    if "record" in private.get("unit", "") and not {"epsilon", "record_epsilon", "silo_epsilons"} & set(private):
+        raise UserError("in a federation nobody but the client knows how many records it has: give an ε to keep to "
+                        "(privacy.epsilon; with both units privacy.record_epsilon), from which its noise follows."
+                        )  # fmt: skip
     experiment = assemble(given, data, folder)
     if experiment.algorithm.prime is not None:
         raise UserError("initial_memory = 'local_updates' is not for a federation: start from zero; warmup_rounds lets "
@@ -289,7 +320,7 @@ def _federation(
     about = check("[federation]", config["federation"], FederationSettings)
     resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
     resolved |= {"data": encoding(config)} if encoding(config) else {}
-    problem = _Party(experiment.problem, len(settings.clients), client, reports)
+    problem = _Party(experiment.problem, settings.clients, client, reports)
     names, shapes = tuple(map(str, encoding(config).get("labels", ()))), experiment.shapes
     if shapes is not None and len(names) == shapes.outputs:
         experiment = experiment._replace(shapes=shapes._replace(classes=names))
@@ -322,13 +353,14 @@ class _Party:
 
     Args:
         like: the same problem with the data that this party has: a client's own, and none for the server.
-        num_clients: number of clients in the federation.
+        names: names of the clients in the federation.
         client: number of the client; None for the server.
         reports: asks clients for their figures of a model.
     """
 
-    def __init__(self, like: Problem, num_clients: int, client: int | None, reports: Reports | None) -> None:
-        self._like, self._num_clients, self._client, self._reports = like, num_clients, client, reports
+    def __init__(self, like: Problem, names: Sequence[str], client: int | None, reports: Reports | None) -> None:
+        self._like, self._num_clients, self._client, self._reports = like, len(names), client, reports
+        self.client_names = tuple(names)
 
     @property
     def dim(self) -> int:
@@ -354,6 +386,35 @@ class _Party:
     def grad(self, x: Tensor, ids: np.ndarray, examples: np.ndarray | None = None) -> Tensor:
         assert all(ids == self._client), "these data are not here"
         return self._like.grad(x, np.zeros_like(ids), examples)
+
+    # records, of the client whose data are here
+
+    @property
+    def grouped(self) -> bool:
+        return isinstance(self._like, Grouped) and self._like.grouped
+
+    @property
+    def record_sizes(self) -> np.ndarray:
+        """Number of records of each client, 0 where nobody here knows it."""
+        sizes = np.zeros(self._num_clients, np.int64)
+        if self._client is not None:
+            sizes[self._client] = record_sizes(self._like)[0]
+        return sizes
+
+    def require_records(self) -> None:
+        if isinstance(self._like, Recorded):
+            self._like.require_records()
+
+    def examples_of(self, client: int, records: np.ndarray) -> np.ndarray:
+        assert client == self._client, "these data are not here"
+        return examples_of(self._like, 0, records)
+
+    def record_sum(self, x: Tensor, client: int, records: np.ndarray, bound: Bound) -> Tensor:
+        assert client == self._client, "these data are not here"
+        return bounded_sum(self._like, x, 0, records, bound)
+
+    def apart_from_data(self, x: Tensor) -> Tensor | None:
+        return apart_from_data(self._like, x)
 
     def evaluate(self, x: Tensor) -> Metrics:
         """Returns the public figures and, apart from them, what clients report."""

@@ -11,8 +11,9 @@ from fednormec.federation.agreement import for_server, read_federation
 from fednormec.privacy.accounting import epsilon_of_all
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.ledger import spent_in
+from fednormec.privacy.mechanism import Plan
 
-SAME = ("delta", "trust", "adjacency", "colluders")  # what one ε of several trainings needs
+SAME = ("delta", "trust", "adjacency", "colluders", "unit")  # what one ε of several trainings needs
 
 
 def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
@@ -31,6 +32,8 @@ def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
         return ["without [privacy] no ε is kept: what the server has seen, it has seen"]
     if plan.total_norm:
         return [f"{NOT_PRIVATE}: noise by total norm protects nobody, so that no ε is worth adding up"]
+    if not isinstance(plan, Plan):
+        return ["each client keeps the count of what was computed on its own records, and its budget"]
     mine, counts, apart = federation.experiment.config, Counter[Any](), list[str]()
     for run in (*sorted(path.parent for path in folder.rglob("ledger.jsonl")), *runs):
         try:
@@ -39,7 +42,7 @@ def spent_and_to_come(folder: Path, runs: Sequence[Path] = ()) -> list[str]:
         except UserError as error:
             apart.append(f"{run} is not in this number: {str(error).rstrip('.')}")
             continue
-        if spent is not None and alike:
+        if spent is not None and alike and len(spent.parts) == 1:
             counts[spent.release] += spent.rounds
         elif spent is not None:
             apart.append(f"{run} is not in this number: its δ, trust, adjacency or colluders are others, and its ε "

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fednormec.errors import UserError
 from fednormec.federation.agreement import Federation, for_server, read_federation, split_address
-from fednormec.federation.client import releases_of, stores_of, together
+from fednormec.federation.client import counts_of, stores_of, together
 from fednormec.federation.joining import Joining, Member, member, require_consent
 from fednormec.federation.keys import (
     CA,
@@ -27,6 +27,7 @@ from fednormec.federation.sessions import RUN, Serving, listens_on, require_keys
 from fednormec.federation.stages import keys_of, must_stay, own_key
 from fednormec.federation.status import status_address
 from fednormec.privacy.outlook import outlook
+from fednormec.privacy.records import trust_of
 from fednormec.runs.records import finished
 
 OK, LOOK, WRONG = "ok", "look", "wrong"
@@ -121,8 +122,8 @@ def _of_client(folder: Path, how: Joining, mine: Member) -> list[Check]:
 
 
 def _keys(federation: Federation, count: int) -> str:
-    assert federation.plan is not None
-    return f"those of all {count} clients are in federation.toml; {must_stay(federation.plan)}"
+    assert federation.mechanism is not None
+    return f"those of all {count} clients are in federation.toml; {must_stay(federation.mechanism)}"
 
 
 def _own_key(folder: Path, mine: Member) -> str:
@@ -139,7 +140,7 @@ def _settings(federation: Federation, not_private: bool) -> str:
     warning = outlook(plan).warning
     if warning is not None:
         raise _Look(warning.removesuffix("."))
-    return f"{names}, ε = {plan.epsilon(plan.rounds):.3g} after {plan.rounds} rounds, trust {plan.mechanism.trust}"
+    return f"{names}, ε = {plan.epsilon(plan.rounds):.3g} after {plan.rounds} rounds, trust {trust_of(plan)}"
 
 
 def _certificate(folder: Path, name: str, remedy: str) -> str:
@@ -213,15 +214,17 @@ def _memories(folder: Path, federation: Federation, budget: float | None) -> str
             store_of(run).load()
         except UserError as error:  # which may be of an earlier agreement
             raise _Look(str(error).removesuffix(".")) from None
-    released = releases_of(federation, folder, budget)
-    left_before = released.before()  # raises UserError if the count is damaged
-    if not released.has_budget:
-        return f"{len(found)} of earlier trainings"
-    if (trouble := released.trouble()) is not None:
-        raise UserError(trouble)
-    if left_before:
-        raise _Look(released.said())
-    return f"{len(found)} of earlier trainings; {released.said()}"
+    said = [f"{len(found)} of earlier trainings"]
+    for counted in counts_of(federation, folder, budget):
+        left_before = counted.before()  # raises UserError if the count is damaged
+        if not counted.has_budget:
+            continue
+        if (trouble := counted.trouble()) is not None:
+            raise UserError(trouble)
+        if left_before:
+            raise _Look(counted.said())
+        said.append(counted.said())
+    return "; ".join(said)
 
 
 def _server(folder: Path, mine: Member) -> str:

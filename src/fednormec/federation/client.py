@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fednormec.config.forms import read_agreed
+from fednormec.config.forms import read_agreed, require_persons
 from fednormec.config.own import SECONDS_TO_LOAD, is_own, own
 from fednormec.config.schema import Config
 from fednormec.core.algorithm import Server
@@ -36,9 +36,11 @@ from fednormec.federation.messages import (
     reply_bytes,
     report_bytes,
 )
+from fednormec.federation.record_releases import RecordReleases
 from fednormec.federation.releases import Releases
 from fednormec.federation.stages import Prepare, Prepared, Summing
 from fednormec.privacy.mechanism import Mechanism
+from fednormec.privacy.records import for_clients
 
 Answer = Callable[[Request], Reply]
 ABOUT_ONE = 512  # bytes that a stage of secure aggregation says about one client, at most
@@ -60,7 +62,7 @@ def client_of(
     answer, (like, memory) = answering(federation, client, folder, tell, budget), _model_and_memory(federation)
     released, summing = releases_of(federation, folder, budget), None
     if together(federation):
-        prepare = preparing(federation, client, folder, tell)
+        prepare = preparing(federation, client, folder, tell, budget)
         summing = Summing(federation, client, folder, prepare, released, tell)
 
     def train(data: bytes) -> bytes:
@@ -131,15 +133,47 @@ def releases_of(federation: Federation, folder: Path, budget: float | None = Non
         folder: where the count is stored.
         budget: the ε that all that leaves its data may come to; None: what the agreement promises.
     """
-    plan = federation.plan
+    plan = for_clients(federation.plan)
     if budget is not None:
         positive("--budget", budget)
     if plan is not None and (plan.mechanism.trust == "local" or plan.mechanism.protocol):
         return Releases(folder, federation.agreed, plan, budget)
-    if budget is not None:
-        raise UserError("--budget is for clients that add their own noise (privacy.trust = 'local' or 'secagg'): here "
-                        "the server keeps the count, or nobody does.")  # fmt: skip
+    if budget is not None and federation.records is None:
+        raise UserError("--budget is for clients that add their own noise (privacy.trust = 'local' or 'secagg', or "
+                        "privacy.unit = 'record'): here the server keeps the count, or nobody does.")  # fmt: skip
     return Releases(folder, federation.agreed)
+
+
+def record_releases_of(federation: Federation, folder: Path, budget: float | None = None) -> RecordReleases | None:
+    """Returns the count of the rounds that a client computed on its records; None where they are not protected.
+
+    Args:
+        federation: the federation as this client knows it.
+        folder: where the count is stored.
+        budget: the ε that all rounds may come to, where it is not that of messages; None: what the agreement promises.
+    """
+    if federation.records is None:
+        return None
+    of_messages = federation.mechanism is not None and releases_of(federation, folder).has_budget
+    return RecordReleases(
+        folder, federation.agreed, federation.records, None if of_messages else budget,
+        beside=federation.mechanism is not None,
+    )  # fmt: skip
+
+
+def counts_of(
+    federation: Federation, folder: Path, budget: float | None = None
+) -> tuple[Releases | RecordReleases, ...]:
+    """Returns the counts that a client keeps: of its messages, and of rounds on its records where they are protected.
+
+    Args:
+        federation: the federation as this client knows it.
+        folder: where the counts are stored.
+        budget: the ε that all that leaves its data may come to; None: what the agreement promises.
+    """
+    computed_on = record_releases_of(federation, folder, budget)
+    messages = releases_of(federation, folder, budget if computed_on is None or not computed_on.limited else None)
+    return (messages,) if computed_on is None else (messages, computed_on)
 
 
 def answering(
@@ -154,9 +188,8 @@ def answering(
     A request is computed once: asked again, it gets the same answer. If the answer of a round did not count, the next
     request is computed from the memory before it. `tell` hears what is for the client's owner alone.
     """
-    released = releases_of(federation, folder, budget)
-    local = None if federation.plan is None or federation.plan.mechanism.trust != "local" else federation.plan.mechanism
-    alone, prepare = not together(federation), preparing(federation, client, folder, tell)
+    released, local = releases_of(federation, folder, budget), _local_noise(federation)
+    alone, prepare = not together(federation), preparing(federation, client, folder, tell, budget)
 
     def answer(request: Request) -> Reply:
         if request.sends and not alone:
@@ -164,13 +197,12 @@ def answering(
         found = prepare(request)
         if isinstance(found, Reply):
             return found
-        store, before, kept = found
+        kept = found.kept
         if request.sends and not kept.sent:
             if not released.reserve(request.run):
                 return _refused(request, "all messages that the privacy budget pays for have been sent")
             kept = kept._replace(sent=1)
-        if kept is not before:
-            store.save(kept)
+        found.keep(kept)
         if request.sends:
             released.may_leave()
         told = kept.left_out == 1 and local is None and alone  # what data did is for those alone who are trusted
@@ -179,13 +211,15 @@ def answering(
     return answer
 
 
-def preparing(federation: Federation, client: int, folder: Path, tell: Callable[[str], None]) -> Prepare:
+def preparing(
+    federation: Federation, client: int, folder: Path, tell: Callable[[str], None], budget: float | None = None
+) -> Prepare:
     """Returns the function by which a client computes what is asked for, or what it stored when it was asked before.
 
     Nothing is stored by it, and nothing leaves.
     """
-    store_of, plan = stores_of(federation, folder), federation.plan
-    local = None if plan is None or plan.mechanism.trust != "local" else plan.mechanism
+    store_of, local = stores_of(federation, folder), _local_noise(federation)
+    computed_on = record_releases_of(federation, folder, budget)
 
     def prepare(request: Request) -> Prepared | Reply:
         if request.agreed != federation.agreed:
@@ -201,6 +235,9 @@ def preparing(federation: Federation, client: int, folder: Path, tell: Callable[
             rows = kept.after(request.base)
             if rows is None:
                 return Reply(kept.round, request.nonce, LOST)
+            if computed_on is not None and not computed_on.reserve(request.digest):
+                tell("the privacy budget of the records here is spent: nothing was computed")
+                return _refused(request, "all rounds that the privacy budget of its records pays for were computed")
             try:
                 kept = _computed(federation, client, request, rows, local)
             except BoundBroken:  # says by how much, which is a figure of the client's data
@@ -208,14 +245,20 @@ def preparing(federation: Federation, client: int, folder: Path, tell: Callable[
                 return _refused(request, "the method here broke its bound")
             if kept.left_out:
                 tell(f"what was computed in round {request.round} is not finite: it counts as a message of zeros")
-        return Prepared(store, before, kept)
+        return Prepared(store, before, kept, computed_on)
 
     return prepare
 
 
 def together(federation: Federation) -> bool:
     """Returns whether messages leave clients in secure aggregation only."""
-    return federation.plan is not None and federation.plan.mechanism.protocol
+    return federation.mechanism is not None and federation.mechanism.protocol
+
+
+def _local_noise(federation: Federation) -> Mechanism | None:
+    """Returns the mechanism whose noise a client adds to its message itself; None where it adds none."""
+    mechanism = federation.mechanism
+    return mechanism if mechanism is not None and mechanism.trust == "local" else None
 
 
 def reported(federation: Federation, request: Request) -> Report:
@@ -235,14 +278,14 @@ def reported(federation: Federation, request: Request) -> Report:
 def _computed(
     federation: Federation, client: int, request: Request, rows: torch.Tensor, local: Mechanism | None
 ) -> Kept:
-    problem, algorithm, _, _, run, *_ = federation.experiment
-    grid = None if federation.plan is None else federation.plan.mechanism.grid
-    algorithm = algorithm.on_grid(grid)
+    problem, _, _, _, run, *_ = federation.experiment
+    algorithm, mechanism = federation.algorithm, federation.mechanism
+    grid = None if mechanism is None else mechanism.grid
     server = Server(request.x, request.x.new_empty(0) if request.memory is None else request.memory, request.round - 1)
     before, moment = rows.clone(), Moment(run.seed, request.round)
     messages, left_out = computed(problem, algorithm, server, rows[None], np.array([client]), moment)  # moves rows
-    if federation.plan is not None:
-        summed(algorithm, messages, rows.new_ones(1), Adding(longest=federation.plan.mechanism.radius, grid=grid))
+    if mechanism is not None:
+        summed(algorithm, messages, rows.new_ones(1), Adding(longest=mechanism.radius, grid=grid))
     message = messages.whole()[0]
     if grid is not None:  # of a copy: a method may hand out its memory as its message
         message = grid.truncate_(message.clone()[None])[0]
@@ -272,6 +315,7 @@ def own_data(source: str, config: Config) -> Examples:
     found = given_data(code.once(SECONDS_TO_LOAD), source, kind)
     if isinstance(found, FederatedData):
         raise UserError(f"--data {source} must return one client's x and y, not those of several.")
+    require_persons(found.train, encoding(config), source)
     return _finite(found.train, source)
 
 

@@ -1,6 +1,7 @@
 """Disclosures in a federation's statement: what the network adds to who sees what."""
 
-from fednormec.privacy.mechanism import Mechanism, Plan
+from fednormec.privacy.record_statement import TRUST as TRUST_OF_RECORDS
+from fednormec.privacy.records import AnyPlan, for_clients, for_records
 from fednormec.privacy.statement import state, trust
 
 DROP_OUTS = {
@@ -12,12 +13,15 @@ DROP_OUTS = {
     "release. Taken to be so: whether and when a client answers does not depend on its data",
     "local": "a message that does not come is not seen, and ε counts it all the same. Taken to be so: whether and when "
     "a client answers does not depend on its data",
+    "silo": "a round counts at a client when it is computed, whether its message arrives or not. Taken to be so: "
+    "whether and when a client answers does not depend on its records",
 }
 NETWORK = {
     "central": "whoever watches the network sees who is asked and who sends; ε counts on that staying secret, unless "
     "everyone takes part",
     "secagg": "when a client answers, and how long it takes, and in which sums it is",
     "local": "when a client answers, and how long it takes",
+    "silo": "when a client answers, and how long it takes",
 }
 REPORTS = (
     "what clients report of the model on examples that they hold out: the server sees each client's exact figure, the "
@@ -33,17 +37,21 @@ FLOWER = (
 )
 
 
-def besides(mechanism: Mechanism, report: bool = False, transport: str = HTTPS) -> tuple[tuple[str, str], ...]:
+def besides(plan: AnyPlan | None, report: bool = False, transport: str = HTTPS) -> tuple[tuple[str, str], ...]:
     """Returns what a federation's statement says besides, by name; `report` is whether clients do."""
+    if plan is None:
+        return ()
+    clients = for_clients(plan)
+    trusted = "silo" if clients is None else clients.mechanism.trust
     return (
         ("transport", transport),
-        ("drop-outs", DROP_OUTS[mechanism.trust]),
-        ("not covered", NETWORK[mechanism.trust]),
+        ("drop-outs", DROP_OUTS[trusted]),
+        ("not covered", NETWORK[trusted]),
         *([("not covered", REPORTS)] if report else []),
     )
 
 
-def promise(plan: Plan | None, held_out: float | None = None) -> str:
+def promise(plan: AnyPlan | None, held_out: float | None = None) -> str:
     """Returns what a client is told before it takes part: what all rounds together cost it, and whom it trusts.
 
     Args:
@@ -56,7 +64,9 @@ def promise(plan: Plan | None, held_out: float | None = None) -> str:
     )  # fmt: skip
     if plan is None:
         return f"this federation promises nothing: the server sees exact messages{report}"
-    return (
-        f"this federation promises, after {plan.rounds} rounds, {state(plan, plan.rounds).headline}. Trust: "
-        f"{trust(plan.mechanism)}{report}"
-    )
+    clients, records, said = for_clients(plan), for_records(plan), list[str]()
+    if clients is not None:
+        said.append(f"{state(clients, plan.rounds).headline}. Trust: {trust(clients.mechanism)}")
+    if records is not None:
+        said.append(f"{state(records, plan.rounds).headline}, of {records.record}. Trust: {TRUST_OF_RECORDS}")
+    return f"this federation promises, after {plan.rounds} rounds, {'; and '.join(said)}{report}"

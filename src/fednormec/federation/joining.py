@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fednormec.data import Examples
 from fednormec.errors import UserError, visible
 from fednormec.federation.agreement import Federation, for_client, listed, read_federation, split_address
-from fednormec.federation.client import client_of, longest_request, own_data, releases_of, together
+from fednormec.federation.client import client_of, counts_of, longest_request, own_data, record_releases_of, together
 from fednormec.federation.disclosure import besides, promise
 from fednormec.federation.ending import keep, longest_ending, require_new_file
 from fednormec.federation.expiry import Expiring
@@ -16,8 +16,11 @@ from fednormec.federation.keys import for_joining
 from fednormec.federation.log import Log, Unlogged
 from fednormec.federation.node import Server, Taking, take_part
 from fednormec.federation.stages import own_key
-from fednormec.files import Lines, require_locks
-from fednormec.privacy.mechanism import Plan
+from fednormec.files import Lines, replace_text, require_locks
+from fednormec.privacy.records import AnyPlan, RecordPlan
+from fednormec.privacy.statement import state
+
+STATEMENT = "statement.txt"
 
 
 class Joining(NamedTuple):
@@ -103,6 +106,7 @@ def join(folder: Path, how: Joining, stop: Callable[[], bool]) -> None:
                 Server(mine.address, secured), _taking(folder, how, mine, stop, log)._replace(now_and_then=expiring)
             )
         finally:
+            write_statement(folder, mine, how, log)
             lock.close()
 
 
@@ -120,14 +124,37 @@ def _taking(folder: Path, how: Joining, mine: Member, stop: Callable[[], bool], 
 
 def say_what_left(folder: Path, mine: Member, how: Joining, log: Log) -> None:
     """Says what has left the client's data; raises UserError if the agreement asks for more than may leave."""
-    released = releases_of(mine.federation, folder, how.budget)
-    left_before = released.before()  # raises UserError now if the count is damaged
-    if not released.has_budget:
+    for counted in counts_of(mine.federation, folder, how.budget):
+        left_before = counted.before()  # raises UserError now if the count is damaged
+        if not counted.has_budget:
+            continue
+        if (trouble := counted.trouble()) is not None:
+            raise UserError(trouble)
+        if left_before or how.budget is not None:
+            log.warn(counted.said())
+
+
+def write_statement(folder: Path, mine: Member, how: Joining, log: Log) -> None:
+    """Writes what this client may say to those whose records it has, once any of them was computed on."""
+    computed_on = record_releases_of(mine.federation, folder, how.budget)
+    if computed_on is None or not computed_on.count():
         return
-    if (trouble := released.trouble()) is not None:
-        raise UserError(trouble)
-    if left_before or how.budget is not None:
-        log.warn(released.said())
+    plan, silo = mine.federation.records, list(mine.federation.settings.clients)
+    assert plan is not None
+    here = besides(mine.federation.plan, mine.federation.settings.report)
+    said = state(plan, computed_on.count(), besides=here, one_program=False)
+    lines = [
+        f"Privacy statement of {mine.name} for the records in its data",
+        f"federation of {len(silo)} clients, agreement {mine.federation.agreed}",
+        "",
+        said.text,
+        "",
+        f"All that was computed on these records, under this and other agreements: {computed_on.said()}.",
+        "",
+        "Name, date, signature: ______________________________",
+    ]
+    replace_text(folder / STATEMENT, "\n".join(lines) + "\n")
+    log(f"{folder / STATEMENT}: what may be said of the records here")
 
 
 def explain(folder: Path, how: Joining) -> str:
@@ -157,22 +184,27 @@ def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, 
                        f"{algorithm.name}; with the program on this machine: the server sends no code")  # fmt: skip
     yield "sends", f"one message for each request, {size:,} numbers; {_noise(plan)}"
     yield "promise", mine.promise
-    yield from () if plan is None else besides(plan.mechanism, settings.report)
+    yield from () if plan is None else besides(plan, settings.report)
     for file, digest in federation.experiment.config.get("code", {}).items():
         yield "code", f"{file}, sha256 {digest}: part of what all agreed on; read it"
     kept = "" if how.keep_model is None else f"; at the end the trained model in {how.keep_model}"
     yield "writes", f"its memory of the training and the number of its messages in {folder} (private){kept}"
     if together(federation):
         own_key(federation, mine.number, folder)  # raises UserError if it is not the one that all agreed on
-    released = releases_of(federation, folder, how.budget)
-    if released.has_budget:
-        yield "so far", released.trouble() or released.said()
+    for counted in counts_of(federation, folder, how.budget):
+        if counted.has_budget:
+            yield "so far", counted.trouble() or counted.said()
     yield "agreement", federation.agreed
 
 
-def _noise(plan: Plan | None) -> str:
+def _noise(plan: AnyPlan | None) -> str:
     if plan is None:
         return "exact, without noise"
+    if isinstance(plan, RecordPlan):
+        (silo,) = plan.silos
+        return (f"what follows from {plan.steps} local steps, each on a batch of about {silo.rate * silo.records:,.3g} "
+                f"of {silo.records:,} records, with noise of std {silo.sum.noise_std * silo.sum.radius:.3g} on the sum "
+                f"of their gradients, none longer than {plan.tau:.3g}")  # fmt: skip
     m = plan.mechanism
     said = f"Gaussian noise{'' if m.grid is None else ' on a grid'} of std {m.noise_std * m.radius:.3g} in every number"
     if m.protocol:
@@ -182,7 +214,7 @@ def _noise(plan: Plan | None) -> str:
     return f"before noise it is no longer than {m.radius:.3g}; {who} {said}"
 
 
-def require_consent(plan: Plan | None, not_private: bool) -> None:
+def require_consent(plan: AnyPlan | None, not_private: bool) -> None:
     """Raises UserError if the plan protects nobody, unless `not_private` says that this is wanted."""
     if not_private:
         return
@@ -192,6 +224,6 @@ def require_consent(plan: Plan | None, not_private: bool) -> None:
     if plan.total_norm:
         raise UserError("federation.toml has noise by total norm, which protects nobody: set privacy.noise_scale = "
                         "'per_coordinate', or give --not-private to try things out.")  # fmt: skip
-    if not plan.mechanism.secure:
+    if not plan.secure:
         raise UserError("federation.toml has seeded noise, which whoever knows the seed can take off again: set "
                         "privacy.randomness = 'secure', or give --not-private to try things out.")  # fmt: skip

@@ -14,6 +14,7 @@ from fednormec.privacy.calibrate import most_rounds
 from fednormec.privacy.labels import up
 from fednormec.privacy.mechanism import Plan
 
+FILE, RECORDS = "releases.json", "records.json"  # of messages, and of rounds on records
 Others = tuple[tuple[float, float, int], ...]  # mu, unlike and number of messages
 
 
@@ -32,7 +33,7 @@ class Releases:
     """
 
     def __init__(self, folder: Path, agreed: str, plan: Plan | None = None, budget: float | None = None) -> None:
-        self.path, self._agreed, self._plan, self._budget = folder / "releases.json", agreed, plan, budget
+        self.path, self._agreed, self._plan, self._budget = folder / FILE, agreed, plan, budget
         self._empty = _Released(0, "", None) if plan is None else _noise_of(plan)
 
     @property
@@ -59,7 +60,7 @@ class Releases:
         mine = self._mine(every)
         every[self._agreed] = mine._replace(releases=mine.releases + more)
         those = [one for one in every.values() if one.releases]
-        if self._plan is None or any(one.std is None for one in those):
+        if self._plan is None or self._unprotected or any(one.std is None for one in those):
             return math.inf
         return _together(tuple(map(self._counted, those)), self._plan.delta)
 
@@ -127,12 +128,26 @@ class Releases:
         """Returns how many messages under this agreement may have left in all."""
         if self._plan is None or self._empty.std is None:
             return self.most
-        if self._budget is not None and any(one.releases and one.std is None for one in every.values()):
+        exposed = self._unprotected or any(one.releases and one.std is None for one in every.values())
+        if self._budget is not None and exposed:
             return 0  # no budget is kept any more
         others = tuple(
             self._counted(one) for agreed, one in every.items() if agreed != self._agreed and one.std is not None
         )
         return _paid_for(others, self._counted(self._empty)[:2], self.most, self._plan.delta, self._budget)
+
+    @property
+    def _unprotected(self) -> bool:
+        """Whether the client computed for agreements that protected its records, and not all of its data together."""
+        path = self.path.parent / RECORDS
+        if not path.exists():
+            return False
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return any(one["rounds"] and not one["beside"] for one in found.values())
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise UserError(f"{path}, which counts rounds on the records here, is damaged: put a copy of it back."
+                            ) from None  # fmt: skip
 
     def _mine(self, every: "dict[str, _Released]") -> "_Released":
         return every.get(self._agreed, self._empty)
@@ -155,21 +170,27 @@ class Releases:
         replace_text(self.path, to_json({agreed: one._asdict() for agreed, one in every.items()}) + "\n")
 
     def _load(self) -> dict[str, "_Released"]:
-        if not self.path.exists():
-            return {}
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            if any("mu" in one for one in found.values()):
-                raise UserError(
-                    f"{self.path} was written by an earlier version, which counted in another way: move it away and "
-                    "keep it. What it counts comes on top of what is said from now on."
-                )
-            every = {str(agreed): _Released(**one) for agreed, one in found.items()}
-            if all(_possible(one) for one in every.values()):
-                return every
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            pass
-        raise UserError(f"{self.path}, which counts what has left this client, is damaged: put a copy of it back.")
+        return messages_in(self.path.parent)
+
+
+def messages_in(folder: Path) -> "dict[str, _Released]":
+    """Returns what has left a client, by agreement; raises UserError if the file is damaged."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if any("mu" in one for one in found.values()):
+            raise UserError(
+                f"{path} was written by an earlier version, which counted in another way: move it away and keep it. "
+                "What it counts comes on top of what is said from now on."
+            )
+        every = {str(agreed): _Released(**one) for agreed, one in found.items()}
+        if all(_possible(one) for one in every.values()):
+            return every
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    raise UserError(f"{path}, which counts what has left this client, is damaged: put a copy of it back.")
 
 
 class _Released(NamedTuple):

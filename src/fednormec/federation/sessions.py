@@ -41,7 +41,7 @@ from fednormec.federation.status import OVER, TRAINING, Board, showing, status_a
 from fednormec.federation.transport import RETURN, Link
 from fednormec.federation.wire import Wire
 from fednormec.files import replace_text, require_locks, to_json
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.records import AnyPlan
 from fednormec.runs.folder import MODEL
 from fednormec.runs.records import finished
 from fednormec.runs.runner import Site, go_on, perform
@@ -189,7 +189,7 @@ def _trained(
     how: Serving,
     stop: Callable[[], bool],
     federation: Federation,
-    plan: Plan | None,
+    plan: AnyPlan | None,
     link: Exchange,
     log: Log,
     board: Board,
@@ -230,7 +230,7 @@ def _trained(
     site = Site(
         lambda config: for_server(config, folder, reports if federation.settings.report else None).experiment,
         SecureWire(wire, carry, keys_of(federation)) if together(federation) else wire,
-        () if plan is None else besides(plan.mechanism, federation.settings.report, link.transport),
+        besides(plan, federation.settings.report, link.transport),
         command,
         how.forget_memories,
         True,

@@ -40,9 +40,10 @@ from fednormec.federation.messages import (
     stage_bytes,
     stage_reply_bytes,
 )
+from fednormec.federation.record_releases import RecordReleases
 from fednormec.federation.releases import Releases
 from fednormec.federation.wire import Remote, Wire, taken
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.mechanism import Mechanism
 from fednormec.secagg.graph import signatures_needed
 from fednormec.secagg.layout import Refuses
 from fednormec.secagg.member import Member
@@ -58,11 +59,20 @@ class Prepared(NamedTuple):
         store: the store of its memory in this training.
         before: what was stored before.
         kept: its memory after the round, and its message before noise.
+        computed_on: count of the rounds on its records; None where they are not protected by themselves.
     """
 
     store: Store
     before: Kept
     kept: Kept
+    computed_on: RecordReleases | None = None
+
+    def keep(self, kept: Kept) -> None:
+        """Stores what was computed, unless it is stored already; it may leave then."""
+        if kept is not self.before:
+            self.store.save(kept)
+        if self.computed_on is not None:
+            self.computed_on.may_leave()
 
 
 Prepare = Callable[[Request], Prepared | Reply]
@@ -93,9 +103,8 @@ def own_key(federation: Federation, client: int, folder: Path) -> Private:
     return key
 
 
-def must_stay(plan: Plan) -> str:
+def must_stay(m: Mechanism) -> str:
     """Returns how many clients a round needs where messages are added up in secure aggregation, in words."""
-    m = plan.mechanism
     rate = m.participation.rate(m.num_clients)
     asked = max(m.min_survivors, round(rate * m.num_clients))
     needed = signatures_needed(asked, m.min_survivors, m.colluders)
@@ -119,9 +128,9 @@ class Summing:
         self, federation: Federation, client: int, folder: Path, prepare: Prepare, released: Releases,
         tell: Callable[[str], None],
     ) -> None:  # fmt: skip
-        assert federation.plan is not None
+        assert federation.mechanism is not None
         self._federation, self._client, self._prepare = federation, client, prepare
-        self._released, self._tell, self._mechanism = released, tell, federation.plan.mechanism
+        self._released, self._tell, self._mechanism = released, tell, federation.mechanism
         self._keys, self._own = keys_of(federation), own_key(federation, client, folder)
         job = _job(federation)
         self._work, self._like, self._memory = job.work(), job.x, len(job.algorithm.init(job.x).memory)
@@ -164,8 +173,7 @@ class Summing:
             return StageReply(request.nonce, found.status, found.why, round=found.round)
         if not self._released.left():
             raise Refused("all messages that the privacy budget pays for have been sent")
-        if found.kept is not found.before:
-            found.store.save(found.kept)
+        found.keep(found.kept)
         try:
             self._units = in_units(self._work, found.kept.message)
         except BoundBroken:
@@ -305,7 +313,5 @@ class _Masked(Remote):
 def _job(federation: Federation) -> Job:
     """Returns the job as a client computes its own part of it."""
     problem, algorithm, participation, _, run, *_ = federation.experiment
-    plan = federation.plan
-    assert plan is not None
     x = problem.init(np.random.default_rng(0))
-    return Job(problem, algorithm.on_grid(plan.mechanism.grid), algorithm.rule(participation), plan, run.seed, x)
+    return Job(problem, federation.algorithm, algorithm.rule(participation), federation.plan, run.seed, x)

@@ -27,7 +27,7 @@ from fednormec.federation.messages import LOST, MISSED, REFUSED
 from fednormec.federation.status_forms import HEADERS, PROMETHEUS, Status, metrics, page
 from fednormec.files import read_json, replace_text, to_json
 from fednormec.privacy.labels import NOT_PRIVATE
-from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.records import AnyPlan, trust_of
 from fednormec.results.reading import read_run
 from fednormec.runs.records import finished
 
@@ -143,16 +143,16 @@ class Board:
         return client._asdict() | missed | aside
 
 
-def _privacy(plan: Plan | None) -> dict[str, Any]:
+def _privacy(plan: AnyPlan | None) -> dict[str, Any]:
     """Returns what is promised, and what all rounds cost; the label and why it is there, if nobody is protected."""
     if plan is None:
         why, facts = "there is no [privacy] in federation.toml", dict[str, Any]()
     else:
         weak = {"noise by total norm protects nobody": plan.total_norm,
-                "whoever knows the seed can take the noise off": not plan.mechanism.secure}  # fmt: skip
+                "whoever knows the seed can take the noise off": not plan.secure}  # fmt: skip
         why = next((said for said, holds in weak.items() if holds), "")
         whole = plan.epsilon(plan.rounds) if plan.budget is None else plan.budget
-        facts = {"epsilon_in_all": whole, "delta": plan.delta, "trust": plan.mechanism.trust}
+        facts = {"epsilon_in_all": whole, "delta": plan.delta, "trust": trust_of(plan)}
     return {"private": not why, "label": NOT_PRIVATE if why else None, "why": why or None} | facts
 
 

@@ -37,7 +37,7 @@ class Said(NamedTuple):
     facts: dict[str, Any]
 
 
-def said_of(plan: RecordPlan, rounds: int, again: int = 0, ended: str | None = None) -> Said:
+def said_of(plan: RecordPlan, rounds: int, again: int = 0, ended: str | None = None, whole: bool = False) -> Said:
     """Returns what may be claimed for each record after `rounds` rounds.
 
     Args:
@@ -45,8 +45,11 @@ def said_of(plan: RecordPlan, rounds: int, again: int = 0, ended: str | None = N
         rounds: number of rounds that were paid for; a client counts in each of them, whoever was drawn.
         again: number of them that were of rounds that were interrupted and then drawn again.
         ended: why the run ended before its rounds, where something that was released decided that.
+        whole: whether all rounds that were planned count, since a server that nobody trusts decides how many there are.
     """
-    counted = rounds if ended is None else max(rounds, plan.rounds + (again if plan.budgets is None else 0))
+    counted = (
+        rounds if ended is None and not whole else max(rounds, plan.rounds + (again if plan.budgets is None else 0))
+    )
     epsilon = plan.epsilon(counted)
     second = plan.epsilon(counted, "rdp") if plan.silos else math.inf
     entries = (*_grounds(plan, rounds, again, counted, second), *_early(plan, rounds, counted, ended),
@@ -67,7 +70,7 @@ def said_of(plan: RecordPlan, rounds: int, again: int = 0, ended: str | None = N
         "clients": plan.num_silos,
         "steps": plan.steps,
         "silos": [_facts(silo, plan, counted) for silo in plan.silos],
-        "noise": "discrete" if plan.secure else "continuous",
+        "noise": "discrete" if plan.discrete else "continuous",
         "rounds": rounds,
         "rounds_drawn_again": again,
         "rounds_counted": counted,
@@ -91,6 +94,7 @@ def _claim(plan: RecordPlan, epsilon: float) -> str:
 def _facts(silo: Silo, plan: RecordPlan, counted: int) -> dict[str, Any]:
     return {
         "client": silo.number,
+        "name": silo.name,
         "records": silo.records,
         "rate": silo.rate,
         "noise_std": silo.sum.noise_std,
@@ -113,7 +117,7 @@ def _grounds(plan: RecordPlan, rounds: int, again: int, counted: int, second: fl
         f"in each client {rounds} rounds of {plan.steps} local steps, {rounds * plan.steps:,} noisy sums of bounded "
         f"gradients, and all that follows from them: messages, models, memories, control variates{repeated}",
     )
-    kind = "discrete Gaussian on a grid" if plan.secure else "Gaussian"
+    kind = "discrete Gaussian on a grid" if plan.discrete else "Gaussian"
     yield "noise", f"{kind}, on every coordinate of each sum; below as std over the largest norm, {plan.tau:g}"
     yield "sampling", "in each step each record independently, with the rate below"
     for text in _listed(plan, counted):
@@ -139,7 +143,7 @@ def _listed(plan: RecordPlan, counted: int) -> Iterator[str]:
             f"of records, so that it keeps to {f'ε = {targets[0]:g}' if same else 'its own ε'}"
         )
     elif len(plan.silos) <= FEW:
-        yield from (f"{silo.number}: {figures(silo)}" for silo in plan.silos)
+        yield from (f"{silo.name}: {figures(silo)}" for silo in plan.silos)
     else:
         sizes = sorted(plan.silos, key=lambda silo: silo.records)
         yield f"{len(plan.silos)} of them; the smallest: {figures(sizes[0])}; the largest: {figures(sizes[-1])}"
@@ -152,6 +156,13 @@ def _early(plan: RecordPlan, rounds: int, counted: int, ended: str | None) -> It
             f"after {rounds} of {plan.rounds} rounds: {ended}. What was released decided that, so ε counts {counted} "
             f"rounds; {up(plan.epsilon(rounds))} would hold for {rounds} if that number had been fixed beforehand",
         )
+    elif counted > rounds:
+        yield (
+            "counted",
+            f"all {counted} rounds that were agreed on: how many there are is up to a server that nobody trusts"
+            + (f"; {up(plan.epsilon(rounds))} would hold for {rounds} if that number had been fixed beforehand"
+               if plan.silos else ""),
+        )  # fmt: skip
 
 
 def _not_covered(plan: RecordPlan, counted: int) -> Iterator[str]:
@@ -177,8 +188,9 @@ def _not_covered(plan: RecordPlan, counted: int) -> Iterator[str]:
     )
     if plan.settings_from_data:
         yield "the settings: they follow from constants computed from the clients' data, which no noise protects"
-    if not plan.secure:
+    if not plan.discrete:
         yield "the gaps between floating-point numbers, which seeded noise does nothing about"
+    if not plan.secure:
         yield ("whoever knows the seed, or sees two runs with the same seed and stream: noise and batches follow from "
                'it; deploy with privacy.randomness = "secure"')  # fmt: skip
     yield "the last digits of a gradient, which can depend on the records computed beside it, and how long a step takes"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from fednormec.core.bounds import BITS, STRIP
@@ -19,15 +20,16 @@ from fednormec.core.discrete import discrete_gaussian
 from fednormec.core.local import Moment
 from fednormec.core.participation import poisson
 from fednormec.core.randomness import SecureSource, Source, generator, words_of
-from fednormec.core.records import PerRecord
+from fednormec.core.records import PerRecord, part_of
 from fednormec.core.vectors import norm_error
 from fednormec.errors import UserError
 from fednormec.privacy.accounting import Accountant
-from fednormec.privacy.asked import Adjacency, Privacy
+from fednormec.privacy.asked import SILO, Adjacency, Privacy
 from fednormec.privacy.calibrate import most_rounds
-from fednormec.privacy.mechanism import LEAST_UNITS, Mechanism, Plan
+from fednormec.privacy.mechanism import LEAST_UNITS, MOST_UNITS, Mechanism, Plan
 
 BATCH, NOISE = "records", "record noise"  # purposes of randomness
+UNHEARD_OF = 1e-60  # probability of a larger batch than is counted on: of 10⁹ of them together far below any δ
 EVALUATIONS = 400  # of ε in a run, over all silos, before steps between them get longer
 
 
@@ -39,11 +41,13 @@ class Silo:
         number: number of the client.
         sum: mechanism of one step's sum: its clients are the records, its radius is how far one of them can move it.
         steps: number of steps in a round.
+        name: what statements and errors call the client.
     """
 
     number: int
     sum: Mechanism
     steps: int
+    name: str = "the client"
 
     @property
     def records(self) -> int:
@@ -140,6 +144,11 @@ class RecordPlan:
         return {}
 
     @property
+    def discrete(self) -> bool:
+        """True if sums and noise are whole numbers on a grid, as far as is known here."""
+        return self.secure or any(silo.sum.grid is not None for silo in self.silos)
+
+    @property
     def budget(self) -> float | None:
         """The largest ε that a silo has to stay under; None: no limit."""
         return None if self.budgets is None else max(self.budgets)
@@ -200,7 +209,7 @@ class Silos(NamedTuple):
     Args:
         sizes: number of records of each silo that is known here.
         numbers: number of each of them among all.
-        names: what errors call each of them.
+        names: what statements and errors call each of them.
         total: number of silos in all.
         dim: number of parameters.
         dtype: dtype of the parameters.
@@ -236,28 +245,32 @@ def plan_records(asked: Privacy, silos: Silos, rule: PerRecord, rounds: int) -> 
             mechanism = _mechanism(asked, silos, rule, size, name)
             if wanted.noise_std is None and target is not None:
                 mechanism = mechanism.calibrate(target, wanted.delta, (before + rounds) * rule.steps)
-            _require_enough(mechanism)
+            _require_fit(mechanism)
             found[size, target] = mechanism
-        made.append(Silo(number, found[size, target], rule.steps))
+        made.append(Silo(number, found[size, target], rule.steps, name))
     affordable = rounds
     if targets is not None and wanted.noise_std is not None:
-        for silo, name in zip(made, silos.names, strict=True):
-            affordable = min(affordable, _affordable(silo, name, before, rounds, wanted.delta, targets[silo.number]))
+        for silo in made:
+            affordable = min(affordable, _affordable(silo, before, rounds, wanted.delta, targets[silo.number]))
     return RecordPlan(
         tuple(made), affordable, rounds, wanted.delta, targets, before, asked.settings_from_data, silos.dim, rule.steps,
         wanted.adjacency, rule.bound.radius, silos.record, asked.secure, silos.total,
     )  # fmt: skip
 
 
-def reach(dim: int, dtype: torch.dtype, records: int, exact_sums: bool = False) -> float:
+def reach(dim: int, dtype: torch.dtype, records: int, exact_sums: bool = False, rate: float = 1.0) -> float:
     """Bounds how far one record can move the computed sum of a batch, beyond its bound, relative to that.
 
     Bounded gradients are added in strips of 64 in their own dtype and the strips in float64, in places that do not
-    depend on what a record holds, so that one strip alone is another. On a grid (`exact_sums`) the sum is then rounded
-    to it, which can add a unit in each coordinate.
+    depend on what a record holds: where all are in the batch, one strip alone is another. Where batches are drawn, a
+    record that is in one moves those after it by a place, and every strip of its part (`part_of`) can round
+    differently; a part has more than is counted on with a probability below 1e-60. On a grid (`exact_sums`) the sum is
+    then rounded to it, which can add a unit in each coordinate.
     """
     eps = float(torch.finfo(dtype).eps)
-    within = min(STRIP, records) ** 2 * eps + records**2 * float(torch.finfo(torch.float64).eps)
+    drawn, in_part = (n - int(binom.ppf(UNHEARD_OF, n, 1 - rate)) for n in (records, part_of(records, rate)))
+    together = in_part if rate < 1 else min(STRIP, records)
+    within = min(STRIP, together) * together * eps + drawn**2 * float(torch.finfo(torch.float64).eps)
     within += norm_error(torch.empty(0, dim, dtype=dtype))
     if not exact_sums:
         return within
@@ -269,8 +282,8 @@ def reach(dim: int, dtype: torch.dtype, records: int, exact_sums: bool = False) 
 
 
 def _mechanism(asked: Privacy, silos: Silos, rule: PerRecord, size: int, name: str) -> Mechanism:
-    wanted, more = asked.of_records, reach(silos.dim, silos.dtype, size, asked.discrete)
-    rate, std = rule.rate_of(size, name), 1.0 if wanted.noise_std is None else wanted.noise_std
+    wanted, rate = asked.of_records, rule.rate_of(size, name)
+    more, std = reach(silos.dim, silos.dtype, size, asked.discrete, rate), wanted.noise_std or 1.0
     radius = rule.bound.radius * (1 + more if asked.discrete else 1.0)
     return Mechanism(
         size, poisson(rate), std, radius, "central", wanted.adjacency, secure=asked.secure,
@@ -287,20 +300,24 @@ def _targets(epsilons: tuple[float, ...] | None, total: int) -> tuple[float, ...
     return epsilons * total
 
 
-def _affordable(silo: Silo, name: str, before: int, rounds: int, delta: float, target: float) -> int:
+def _affordable(silo: Silo, before: int, rounds: int, delta: float, target: float) -> int:
     """Returns how many rounds a silo's budget pays for; raises UserError if it is none."""
     left = most_rounds(lambda k: silo.epsilon(before + k, delta) <= target, rounds)
     if not left:
-        raise UserError(f"the budget of ε = {target:g} does not pay for one round in {name}: with noise_std = "
+        raise UserError(f"the budget of ε = {target:g} does not pay for one round of {silo.name}: with noise_std = "
                         f"{silo.sum.noise_std:g} it costs ε = {silo.epsilon(before + 1, delta):.4g} at δ = {delta:g}; "
                         "add noise or budget.")  # fmt: skip
     return left
 
 
-def _require_enough(mechanism: Mechanism) -> None:
-    if mechanism.grid is not None and mechanism.noise_std * mechanism.grid.steps < LEAST_UNITS:
+def _require_fit(mechanism: Mechanism) -> None:
+    """Raises UserError if noise on a grid is less than accounting counts with, or more than is drawn."""
+    units = 0.0 if mechanism.grid is None else mechanism.noise_std * mechanism.grid.steps
+    if mechanism.grid is not None and units < LEAST_UNITS:
         raise UserError(f"noise of std {mechanism.noise_std:g} is too little for a grid: ask for more noise, or a "
                         "smaller ε.")  # fmt: skip
+    if units > MOST_UNITS:
+        raise UserError(f"noise of std {mechanism.noise_std:g} is too much for a grid: ask for less noise, or more ε.")
 
 
 AnyPlan = Plan | RecordPlan
@@ -309,6 +326,11 @@ AnyPlan = Plan | RecordPlan
 def for_clients(plan: AnyPlan | None) -> Plan | None:
     """Returns the plan by which clients are protected; None if they are not."""
     return plan if isinstance(plan, Plan) else None
+
+
+def trust_of(plan: AnyPlan) -> str:
+    """Returns who is trusted, in a word."""
+    return plan.mechanism.trust if isinstance(plan, Plan) else SILO
 
 
 def for_records(plan: AnyPlan | None) -> RecordPlan | None:

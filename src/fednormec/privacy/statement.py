@@ -87,7 +87,7 @@ def state(
         one_program: whether one program was all clients and the server; in a federation each is its own.
     """
     if isinstance(plan, RecordPlan):
-        return _state_of_records(plan, rounds, again, besides, ended)
+        return _state_of_records(plan, rounds, again, besides, ended, one_program)
     mechanism = plan.mechanism
     again = 0 if mechanism.protocol else again
     whole = plan.rounds + (again if plan.budget is None else 0)  # a budget counts what is drawn again
@@ -139,15 +139,15 @@ def state(
         facts["besides"] = [f"{name}: {text}" for name, text in besides]
     text = "\n".join([_claim(plan, epsilon), *(_entry(*entry) for entry in entries)])
     if plan.records is not None:
-        second_one = _state_of_records(plan.records, rounds, again, (), ended)
+        second_one = _state_of_records(plan.records, rounds, again, (), ended, one_program)
         text, facts["records"] = f"{text}\n\n{second_one.text}", second_one.facts
     return Statement(epsilon, plan.delta, text, facts)
 
 
 def _state_of_records(
-    plan: RecordPlan, rounds: int, again: int, besides: Sequence[tuple[str, str]], ended: str | None
+    plan: RecordPlan, rounds: int, again: int, besides: Sequence[tuple[str, str]], ended: str | None, one_program: bool
 ) -> Statement:
-    said = said_of(plan, rounds, again, ended)
+    said = said_of(plan, rounds, again, ended, whole=not one_program)
     facts = dict(said.facts)
     if besides:
         facts["besides"] = [f"{name}: {text}" for name, text in besides]

@@ -17,11 +17,12 @@ from fednormec.federation.client import client_of, longest_request
 from fednormec.federation.ending import keep, longest_ending
 from fednormec.federation.flower.carrying import HEAD, LENGTH, Broken, exactly
 from fednormec.federation.flower.hello import introduced, is_hello
-from fednormec.federation.joining import Joining, member, require_consent, say_what_left
+from fednormec.federation.joining import Joining, member, require_consent, say_what_left, write_statement
 from fednormec.federation.keys import CLIENT_KEY, private_key
 from fednormec.federation.log import Log
 from fednormec.federation.messages import OVER, REFUSED, Refused, Reply, framed, kind_of, reply_bytes
 from fednormec.files import Lines, require_locks
+from fednormec.privacy.records import for_clients
 
 SOCKET = "gateway.sock"
 LONGEST_PATH = 107  # bytes of a socket's name, on Linux
@@ -70,7 +71,8 @@ def desk_of(folder: Path, how: Joining, log: Log) -> Desk:
     federation, plan = mine.federation, mine.federation.plan
     require_consent(plan, how.not_private)
     log(mine.promise)
-    if plan is None or plan.mechanism.trust == "central":
+    clients = for_clients(plan)
+    if plan is None or (clients is not None and clients.mechanism.trust == "central"):
         log.warn(EXPOSED)
     say_what_left(folder, mine, how, log)
     compute = client_of(federation, mine.number, folder, log.warn, how.budget)
@@ -83,6 +85,7 @@ def desk_of(folder: Path, how: Joining, log: Log) -> Desk:
             return said
         if not is_over(body):
             return compute(body)
+        write_statement(folder, mine, how, log)
         if how.keep_model is not None:
             log(keep(how.keep_model, body, federation))
         return framed({"kind": OVER})
