@@ -199,7 +199,7 @@ def test_a_value_of_the_wrong_type_is_refused(refused: Refused, override: str, m
         ("privacy.noise_std=0", "noise_std must be a positive number, not 0.0."),
         ("privacy.noise_std=-1", "noise_std must be a positive number, not -1.0."),
         ("privacy.noise_std=nan", "noise_std must be a positive number, not nan."),
-        ("privacy.noise_std=1 privacy.trust=nobody", "trust must be 'central' or 'secagg' or 'local', not 'nobody'."),
+        ("privacy.noise_std=1 privacy.trust=nobody", "'secagg' or 'local' or 'silo', not 'nobody'."),
         ("privacy.noise_std=1 method.name=fed_avg", "FedAvg does not bound what a client sends"),
         ("privacy.noise_std=1 method.name=scaffold", "SCAFFOLD does not bound what a client sends"),
         ("privacy.noise_std=1 method.name=ef21", "EF21 does not bound what a client sends"),
@@ -227,8 +227,8 @@ STEPS = [f"local.name={name} local.step" for name in ("gd", "ig", "sgd")] + [
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "0"])
 @pytest.mark.parametrize("setting", STEPS)
 def test_steps_and_sizes_are_positive_and_finite(refused: Refused, setting: str, value: str) -> None:
-    if setting.endswith(("alpha", "error_weight", "rate")) and value == "0":
-        value = "-0.1"  # alpha = 0 is plain normalisation, error_weight = 0 is EF21, rate = 0 a bound that stays
+    if setting.endswith(("alpha", "error_weight", "rate", "pull")) and value == "0":
+        value = "-0.1"  # plain normalisation, EF21, a bound that stays, local training
     assert f"not {float(value)}" in refused(*sets(*f"{setting}={value}".split()))
 
 

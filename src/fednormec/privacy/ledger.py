@@ -125,9 +125,14 @@ class Spent(NamedTuple):
         return self.parts[0].release
 
     def epsilon(self, delta: float) -> float:
-        """Computes the ε of it at any δ, anew from the ledger alone."""
+        """Computes the ε of it at any δ, anew from the ledger alone.
+
+        It is inf where the ledger does not know what they are: a federation's server counts nobody's records.
+        """
         rounds, delta = self.rounds_before + self.rounds, require_delta(delta)
-        return max((accounting.epsilon(one.release, rounds * one.times, delta) for one in set(self.parts)), default=0.0)
+        unknown = math.inf if rounds else 0.0
+        return max((accounting.epsilon(one.release, rounds * one.times, delta) for one in set(self.parts)),
+                   default=unknown)  # fmt: skip
 
 
 def spent_in(folder: Path, name: str = LEDGER) -> Spent | None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fednormec.config.assemble import Experiment
 from fednormec.errors import UserError
-from fednormec.privacy.ledger import spent_in
+from fednormec.privacy.ledger import LEDGER, LEDGER_OF_RECORDS, spent_in
 from fednormec.runs.checkpoint import Checkpoint
 from fednormec.runs.environment import environment
 from fednormec.runs.folder import MODEL
@@ -38,14 +38,15 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
         records: number of rounds on record, each of them paid for before that.
     """
     known = 0 if checkpoint is None else checkpoint.facts.releases
-    spent = spent_in(folder)
-    paid = 0 if spent is None else spent.rounds
+    counts = _paid(experiment, folder)
+    paid = max(counts.values())  # of two ledgers the longer one: a kill can come between a round's lines in them
     without = experiment.privacy is None or experiment.privacy.protocol  # whose rounds may have no release
     released = known if without else max(known, records)
-    if paid < released:
-        raise UserError(
-            f"ledger.jsonl has {paid} rounds, but {released} were released: it is damaged; nothing was changed."
-        )
+    for name, rounds_in_it in counts.items():
+        if rounds_in_it < released:
+            raise UserError(
+                f"{name} has {rounds_in_it} rounds, but {released} were released: it is damaged; nothing was changed."
+            )
     secure = experiment.privacy is not None and experiment.privacy.secure
     copies = (ONE_COPY,) if secure else ()
     if experiment.privacy is None or paid == known:
@@ -57,6 +58,14 @@ def repeated(experiment: Experiment, folder: Path, checkpoint: Checkpoint | None
     if not secure:
         return Repeated(known, (f"{rounds}; they are computed again with the same noise, which releases nothing new",))
     return Repeated(paid, (f"{rounds}; they are drawn again with new noise, so that both count", *copies))
+
+
+def _paid(experiment: Experiment, folder: Path) -> dict[str, int]:
+    """Returns the number of rounds that each ledger has paid for, by its name."""
+    privacy = experiment.privacy
+    both = privacy is not None and privacy.for_clients and privacy.for_records
+    spent = {name: spent_in(folder, name) for name in ((LEDGER, LEDGER_OF_RECORDS) if both else (LEDGER,))}
+    return {name: 0 if found is None else found.rounds for name, found in spent.items()}
 
 
 def require_no_secure_model(folder: Path, experiment: Experiment) -> None:

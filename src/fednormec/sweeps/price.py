@@ -13,9 +13,11 @@ from fednormec.files import read_json
 from fednormec.privacy.accounting import epsilon_of_all, tuned_epsilon
 from fednormec.privacy.asked import TOTAL_NORM
 from fednormec.privacy.labels import NOT_PRIVATE, up
-from fednormec.privacy.ledger import Spent, spent_in
+from fednormec.privacy.ledger import LEDGER_OF_RECORDS, Spent, spent_in
 
-SAME_PROMISE = ("delta", "trust", "adjacency", "colluders", "protocol", "draws", "unit")
+SAME_PROMISE = (
+    "delta", "trust", "adjacency", "colluders", "protocol", "draws", "unit", "record_delta", "record_adjacency",
+)  # fmt: skip
 
 
 class Price(NamedTuple):
@@ -28,6 +30,8 @@ class Price(NamedTuple):
         delta: the δ of that ε.
         best_only: the ε if only the best of a random number of such runs were shown.
         note: what else to know.
+        record_epsilon: the ε of a record, where clients are protected too; None: there is none, or `epsilon` is it.
+        record_delta: the δ of that ε.
     """
 
     runs: int
@@ -36,6 +40,8 @@ class Price(NamedTuple):
     delta: float | None
     best_only: float | None
     note: str
+    record_epsilon: float | None = None
+    record_delta: float | None = None
 
 
 class _Run(NamedTuple):
@@ -43,6 +49,7 @@ class _Run(NamedTuple):
     seed: Any
     privacy: dict[str, Any] | None
     spent: Spent | None
+    of_records: Spent | None
     released: bool
 
 
@@ -68,19 +75,24 @@ def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | Non
     trouble = _no_number(runs, asked)
     if trouble:
         return Price(len(spent), rounds, None, None, None, trouble)
-    if len({len(s.parts) for s in spent}) > 1:
+    of_records = [run.of_records for run in runs if run.of_records is not None]
+    if len({len(s.parts) for s in of_records}) > 1 or len({len(s.parts) for s in spent}) > 1:
         why = "the runs have records with other numbers of clients: there is no one ε of them all"
         return Price(len(spent), rounds, None, None, None, why)
     delta, covered = asked[0]["delta"], ranked_by is None
-    epsilon = max(epsilon_of_all(counts, delta) for counts in _by_party(spent))
+    epsilon = _together(spent, delta)
     if math.isinf(epsilon):
         return Price(len(spent), rounds, None, delta, None, f"{NOT_PRIVATE}: no finite ε of all runs at δ = {delta:g}")
     notes = [] if covered else [f"it does not cover the ranking by {ranked_by}, which looks at the clients' data"]
     if len({run.clients for run in runs}) > 1:
         notes.append("as if the clients were the same in all of them; here the seed or [data] deals the data anew")
     one_seed = len({run.seed for run in runs}) == 1  # of several the table shows means, not one run
-    best = _best_only(spent, delta) if covered and one_seed else None
-    return Price(len(spent), rounds, epsilon, delta, best, "; ".join(notes))
+    best = _best_only(spent, delta) if covered and one_seed and not of_records else None
+    price = Price(len(spent), rounds, epsilon, delta, best, "; ".join(notes))
+    if not of_records:
+        return price
+    delta_of_records = asked[0].get("record_delta", delta)
+    return price._replace(record_epsilon=_together(of_records, delta_of_records), record_delta=delta_of_records)
 
 
 def price_text(price: Price) -> str:
@@ -88,7 +100,10 @@ def price_text(price: Price) -> str:
     if price.epsilon is None:
         return price.note
     said = f"all {price.runs} private runs together, {price.rounds} rounds, cost ε ≤ {up(price.epsilon)}"
-    said += f" at δ = {price.delta:g}" + (f"; {price.note}" if price.note else "")
+    said += f" at δ = {price.delta:g}"
+    if price.record_epsilon is not None:
+        said += f" for a client, and ε ≤ {up(price.record_epsilon)} at δ = {price.record_delta:g} for a record"
+    said += f"; {price.note}" if price.note else ""
     if price.best_only is not None:
         said += (f"; showing only the best of a number of runs drawn at random, {price.runs} on average, would cost "
                  f"ε ≤ {up(price.best_only)}")  # fmt: skip
@@ -104,7 +119,7 @@ def _run(path: Path) -> _Run:
     clients = repr((config.get("problem"), config.get("data"), seed))
     if isinstance(found, dict) and isinstance(found.get("problem"), dict):
         clients = repr([found["problem"].get(key) for key in ("clients", "data")])
-    return _Run(clients, seed, config.get("privacy"), spent_in(path), released)
+    return _Run(clients, seed, config.get("privacy"), spent_in(path), spent_in(path, LEDGER_OF_RECORDS), released)
 
 
 def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
@@ -114,9 +129,14 @@ def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
         return f"{NOT_PRIVATE}: {bare} of these runs had no noise, which no ε of the others makes good"
     if any(privacy.get("noise_scale") == TOTAL_NORM for privacy in asked):
         return f"{NOT_PRIVATE}: noise in some of these runs protects nobody"
-    if len({tuple(privacy.get(key) for key in SAME_PROMISE) for privacy in asked}) > 1:
+    if len({repr([privacy.get(key) for key in SAME_PROMISE]) for privacy in asked}) > 1:
         return "the cells differ in δ, trust, adjacency, colluders or who draws: there is no one ε of them all"
     return ""
+
+
+def _together(spent: Sequence[Spent], delta: float) -> float:
+    """Returns the ε of all these, of the party that pays most; inf where nobody's releases are known."""
+    return max((epsilon_of_all(counts, delta) for counts in _by_party(spent)), default=math.inf)
 
 
 def _by_party(spent: Sequence[Spent]) -> list[Counter[Any]]:
