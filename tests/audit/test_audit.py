@@ -13,13 +13,7 @@ from scipy import stats
 import fednormec as fn
 from fednormec.algorithms.adaptive import Threshold
 from fednormec.audit import playing
-from fednormec.audit.audit import (
-    Audit,
-    _counts,
-    _expected_estimate,
-    audit_mechanism,
-    audit_training,
-)
+from fednormec.audit.audit import Audit, audit_mechanism, audit_training
 from fednormec.audit.canaries import nothing_for, with_canaries
 from fednormec.audit.checks import dispersion
 from fednormec.audit.evidence import (
@@ -31,6 +25,7 @@ from fednormec.audit.evidence import (
     one_run_p_value,
     two_gaussians,
 )
+from fednormec.audit.measuring import counts, expected_estimate
 from fednormec.audit.playing import ROOM, SOME_TRIALS, WORK, attack, stage_for
 from fednormec.core import bounds
 from fednormec.core.participation import Cohort, Participation
@@ -603,7 +598,7 @@ def test_what_is_expected_is_what_comes_of_ideal_trials(mechanism):
         else:
             variance = std**2 * (1 + rng.binomial(m - 1, p, n))
             scores += drawn * (message + np.sqrt(variance) * z - 0.5) / variance
-    expected = _expected_estimate(mechanism, rounds, DELTA)
+    expected = expected_estimate(mechanism, rounds, DELTA)
     assert two_gaussians(scores, present, DELTA)[0] == pytest.approx(expected, rel=0.06)
     assert expected < mechanism.epsilon(rounds, DELTA)
 
@@ -636,7 +631,7 @@ def test_one_run_and_randomised_response():
     ("shape", "p"), [((1, 300, 100), 0.25), ((40, 60, 1), 0.5), ((1, 40, 200), 0.02), ((5, 1, 99), 0.9)]
 )
 def test_coins_pass_for_coins(shape, p):
-    values = [list(_counts(np.random.default_rng(s).random(shape) < p, p).values()) for s in range(300)]
+    values = [list(counts(np.random.default_rng(s).random(shape) < p, p).values()) for s in range(300)]
     assert np.min(values) > 1e-5
     assert (np.array(values) < 0.02).mean() < 0.05
 

@@ -424,7 +424,7 @@ def test_theory_and_audit_say_it_when_they_have_an_answer(fednormec_: Command, m
 
     def found(config: Config, *_: Any) -> SimpleNamespace:
         seen.append(config)
-        return SimpleNamespace(text=lambda: "an answer", verdict="consistent")
+        return SimpleNamespace(text=lambda: "an answer", violated=False)
 
     with monkeypatch.context() as patch:
         patch.setattr(fednormec.theory.answer, "answer", found)

@@ -4,7 +4,7 @@ A canary is a client that ignores its data and always sends the same vector, or 
 sense of the adjacency would send: nothing, or the opposite vector. An attacker who sees the releases guesses the coins.
 `audit_mechanism` plays this many times with canaries alone, and then measures messages and tests noise and sampler
 directly; `audit_training` once, with canaries among the clients of a real training. Either can refute a claim, never
-prove it.
+prove it. Where records are protected, `audit_records` does the like.
 """
 
 import math
@@ -15,22 +15,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom, chi2, norm
+from scipy.stats import chi2
 from scipy.stats import t as student
 from torch import Tensor
 
-from fednormec.audit import checks
-from fednormec.audit.canaries import nothing_for, signs, with_canaries
-from fednormec.audit.checks import least, levels, two_sided
+from fednormec.audit.canaries import nothing_for, with_canaries
+from fednormec.audit.checks import least
 from fednormec.audit.evidence import (
     CONFIDENCE,
     LEVEL,
     OF_ESTIMATE,
-    curve_p_value,
-    gaussian_epsilon,
     lower_bound,
     one_run_epsilon,
     two_gaussians,
+)
+from fednormec.audit.measuring import (
+    against_the_curve,
+    cohort_checks,
+    counts,
+    dependence,
+    expected_estimate,
+    level_beside_messages,
+    level_unheard,
+    log_ratios,
+    noise_checks,
+    too_long,
 )
 from fednormec.audit.playing import (
     ALONE,
@@ -50,6 +59,7 @@ from fednormec.audit.playing import (
     floor_holds,
     for_cohorts,
     for_noise,
+    in_parts,
     longest_alone,
     noise_std,
     play,
@@ -58,13 +68,12 @@ from fednormec.audit.playing import (
     watch,
 )
 from fednormec.core.algorithm import Algorithm
+from fednormec.core.local import LocalUpdate, Moment, gd
 from fednormec.core.participation import Participation, full
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
 from fednormec.engine.simulation import simulate
 from fednormec.errors import BoundBroken, UserError, at_least_one
-from fednormec.privacy import accounting
-from fednormec.privacy.accounting import Open
 from fednormec.privacy.asked import Privacy, require_delta
 from fednormec.privacy.labels import up
 from fednormec.privacy.mechanism import Mechanism, plan
@@ -72,14 +81,13 @@ from fednormec.privacy.records import for_clients
 
 SIDE_ROUNDS = 1000  # of nothing but noise: noise that is missing in one of a hundred rounds shows
 AGAIN = 64  # rounds of a run with another seed
-SEVERAL = 96  # clients of whom any three are looked at
 NARROW = 64  # parameters where only cohorts matter
 RARE = 1 / 16  # coins that show in noise from the same random words: those use all but the highest three bits
 Progress = Callable[[int, int], None]  # rounds done, rounds in all
 
 
-def _nothing(done: int, total: int) -> None:
-    pass
+def nothing_heard(done: int, total: int) -> None:
+    """Hears of the progress, and says nothing."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ class Audit:
 def audit_mechanism(
     mechanism: Mechanism, rounds: int, delta: float, *, trials: int | None = None, seed: int = 0,
     algorithm: Algorithm | None = None, dim: int | None = None, dtype: torch.dtype = torch.float64,
-    side_rounds: int = SIDE_ROUNDS, on_progress: Progress = _nothing,
+    side_rounds: int = SIDE_ROUNDS, on_progress: Progress = nothing_heard,
 ) -> Audit:  # fmt: skip
     """Plays canaries against the mechanism, each on a coordinate of its own; measures messages; tests noise and coins.
 
@@ -191,15 +199,15 @@ def audit_mechanism(
         raise UserError("a mechanism with secure noise needs a grid: give it grid_dim, the number of coordinates of a "
                         "message.")  # fmt: skip
     if trials is not None:
-        _enough(trials)
+        enough(trials)
     stage = stage_for(mechanism, algorithm, dim, dtype, trials)
     at = attack(mechanism, stage, rounds, trials)
     again, coins = min(AGAIN, side_rounds), mechanism.participation.select is None and mechanism.p < 1
     side = len(KINDS) * ALONE + side_rounds + (1 if mechanism.secure else 3) * again
     side += FLOORS if mechanism.protocol else 0
     side += coins * (3 * side_rounds + again) + min(CROWD, at.rounds)
-    tick = _ticks(on_progress, at.runs * at.rounds + side)
-    claimed, expected = mechanism.epsilon(at.rounds, delta), _expected_estimate(mechanism, at.rounds, delta)
+    tick = ticks(on_progress, at.runs * at.rounds + side)
+    claimed, expected = mechanism.epsilon(at.rounds, delta), expected_estimate(mechanism, at.rounds, delta)
     played = _words(at, stage, rounds, side_rounds)
     found = Audit(
         f"the mechanism ({mechanism.trust}, {mechanism.adjacency}, {mechanism.participation.name})", claimed, delta,
@@ -209,24 +217,23 @@ def audit_mechanism(
         seen = play(at, seed, tick)
         results = {"the length of messages": least(*_lengths(seen, at, stage, seed, tick))}
         noise = watched_noise(stage, mechanism, side_rounds, seed, tick)
-        noise["noise level"] = least(noise["noise level"], _level_beside_messages(seen, at.mechanism))
+        noise["noise level"] = least(noise["noise level"], level_beside_messages(seen, at.mechanism))
         results |= noise
         if coins:
             results |= watched_cohorts(mechanism, side_rounds, seed, tick)
             if at.mechanism.min_cohort == 1:
-                results |= {k: least(p, results[k]) for k, p in _counts(seen.sent, at.mechanism.p).items()}
+                results |= {k: least(p, results[k]) for k, p in counts(seen.sent, at.mechanism.p).items()}
     except BoundBroken as error:
         return replace(found, broken=str(error), seconds=time.perf_counter() - started)
     if mechanism.protocol:
-        results["the least number of messages in a sum"] = float(floor_holds(mechanism, _seed(seed, 3), tick))
+        results["the least number of messages in a sum"] = float(floor_holds(mechanism, seed_of(seed, 3), tick))
     if at.mechanism.min_cohort > 1:
         sizes = seen.sent.sum(2)
         results["the least cohort"] = float(((sizes == 0) | (sizes >= at.mechanism.min_cohort)).all())
-    ratios = _log_ratios(seen.along, seen.canaries_sent, seen.sent.sum(2), at.mechanism)
+    ratios = log_ratios(seen.along, seen.canaries_sent, seen.sent.sum(2), at.mechanism)
     scores, present = ratios.sum(1).ravel(), seen.present.ravel()
-    points = [min(claimed, 20.0) * share for share in (0.0, 0.125, 0.25, 0.5)]  # where a few trials can tell something
-    curve = [(e, accounting.delta(mechanism.release(), at.rounds, e)) for e in points]
-    results["error rates against the claimed curve"] = curve_p_value(scores, present, curve)
+    fits = against_the_curve(scores, present, mechanism, at.rounds, claimed)
+    results["error rates against the claimed curve"] = fits
     estimate, estimate_low = two_gaussians(scores, present, delta)
     return replace(
         found, lower_bound=lower_bound(scores, present, delta), estimate=estimate, estimate_low=estimate_low,
@@ -236,7 +243,7 @@ def audit_mechanism(
 
 def audit_training(
     problem: Problem, algorithm: Algorithm, participation: Participation | None, privacy: Privacy, *, rounds: int,
-    seed: int = 0, canaries: int = 200, on_progress: Progress = _nothing,
+    seed: int = 0, canaries: int = 200, on_progress: Progress = nothing_heard,
 ) -> Audit:  # fmt: skip
     """Audits one training with canaries among the clients, in random directions.
 
@@ -257,17 +264,22 @@ def audit_training(
         on_progress: on_progress(done, total) hears how many rounds of how many are done.
     """
     started = time.perf_counter()
+    if not privacy.for_clients:
+        raise UserError("a training is audited here for clients, and this privacy is for records: take audit_records, "
+                        "or the command fednormec audit --training.")  # fmt: skip
     if algorithm.message_slots != 1 or math.isinf(algorithm.bound.radius):
         raise UserError(f"{algorithm.name} cannot be audited: its clients must send one vector of bounded length.")
     at_least_one("rounds", rounds)
-    m, participation, radius, delta = _enough(canaries), participation or full(), algorithm.bound.radius, privacy.delta
+    m, participation, radius, delta = enough(canaries), participation or full(), algorithm.bound.radius, privacy.delta
     width = algorithm.message_width(problem.dim)
     planned = plan(privacy, problem.num_clients, participation, radius, width, rounds)
     rng, starts = generator(seed, "canaries"), blocks(width)
     present = rng.random(m) < 0.5
-    directions = _directions(m, problem.dim, rng).to(problem.init(generator(seed, "init")))
+    directions = directions_of(m, problem.dim, rng).to(problem.init(generator(seed, "init")))
     nothing, mechanism = nothing_for(algorithm, problem.init(generator(seed, "init"))), planned.mechanism
     planted = with_canaries(problem, directions, present, privacy.adjacency, nothing=nothing)
+    if algorithm.local.per_record is not None:
+        algorithm = algorithm._replace(local=_beside_canaries(algorithm.local, problem))
     sent, along, squares, broken = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), None
     try:
         for r in simulate(
@@ -286,20 +298,20 @@ def audit_training(
     done = max(1, len(sent))
     found = Audit(
         f"a training by {algorithm.name} ({mechanism.trust}, {mechanism.adjacency}, {participation.name})",
-        mechanism.epsilon(done, delta), delta, 0.0, 0.0, 0.0, _expected_estimate(mechanism, done, delta), {}, m,
+        mechanism.epsilon(done, delta), delta, 0.0, 0.0, 0.0, expected_estimate(mechanism, done, delta), {}, m,
         len(sent), time.perf_counter() - started, broken=broken,
     )  # fmt: skip
     if broken is not None:
         return found
     drawn, projections = np.stack(sent), np.stack(along)
-    scores = _log_ratios(projections, drawn[:, -m:], drawn.sum(1), mechanism).sum(0)
+    scores = log_ratios(projections, drawn[:, -m:], drawn.sum(1), mechanism).sum(0)
     order, k = np.argsort(scores), m // 4
     right = int(present[order[-k:]].sum() + (~present[order[:k]]).sum())
     results = {"the length of messages": _length_along(projections, drawn[:, -m:], present, privacy.adjacency)}
     if squares:
         results["noise level, at the least"] = _at_least(np.stack(squares), np.diff(np.append(starts, width)))
     if participation.select is None and mechanism.min_cohort == 1 and mechanism.p < 1:
-        results |= _counts(drawn[None], mechanism.p) | _dependence(drawn, mechanism.p)
+        results |= counts(drawn[None], mechanism.p) | dependence(drawn, mechanism.p)
     estimate, estimate_low = two_gaussians(scores, present, delta)
     return replace(
         found, lower_bound=one_run_epsilon(m, 2 * k, right, delta, 1 - CONFIDENCE), estimate=estimate,
@@ -309,37 +321,16 @@ def audit_training(
 
 def watched_noise(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> dict[str, float]:
     """Checks noise in a run where nobody says anything, and in shorter ones with another seed and another stream."""
-    mechanism, at = for_noise(mechanism), _seed(seed, 0)
+    mechanism, at = for_noise(mechanism), seed_of(seed, 0)
     seen = watch(stage, mechanism, rounds, at, tick)
     again = min(AGAIN, rounds)
     others = [watch(stage, mechanism, again, at + (not mechanism.secure), tick)]  # secure noise takes no seed
     if not mechanism.secure:
         others.append(watch(stage, replace(mechanism, stream=mechanism.stream + 1), again, at, tick))
-    due, counts = seen.squares[seen.due], int(seen.due.sum()) * seen.sizes
-    sample = seen.sample[seen.due]
     step = None if mechanism.grid is None else 1 / (mechanism.noise_std * mechanism.grid.steps)
-    found = {
-        "noise level": levels(due.sum(), due.shape[0] * seen.sizes.sum()),
-        "noise level by coordinates": least(
-            levels(seen.by_coordinate, len(due) * np.ones(1)), levels(due.sum(0), counts)
-        ),
-        "noise level by rounds": least(levels(due.sum(1), seen.sizes.sum()), levels(due, seen.sizes)),
-    }
+    found = noise_checks(seen, others, step)
     if mechanism.trust == "central" and mechanism.p < 1:
-        unheard = seen.squares[~seen.sent.any(1)]
-        found["noise when nobody is drawn"] = levels(unheard.sum(), unheard.shape[0] * seen.sizes.sum())
-    some = sample[:, : checks.SOME]
-    found |= {
-        "noise shape": checks.shape(sample),
-        "noise of any two rounds": checks.any_two(sample),
-        "noise of any two coordinates": checks.any_two(sample.T),
-        "noise of any three": least(checks.any_three(some), checks.any_three(sample[: checks.SOME].T)),
-        "noise drawn once": least(
-            checks.repeated(sample, *(o.sample for o in others), step=step),
-            checks.repeated(seen.first[None], step=step),
-        ),
-        "noise of two runs": least(*(checks.between(seen.sample, o.sample) for o in others)),
-    }
+        found["noise when nobody is drawn"] = level_unheard(seen)
     if not mechanism.secure:
         same = watch(stage, mechanism, again, at, tick)
         agree = (same.sent == seen.sent[:again]).all() and (same.sample == seen.sample[:again]).all()
@@ -353,23 +344,16 @@ def watched_cohorts(mechanism: Mechanism, rounds: int, seed: int, tick: Tick) ->
     Cohorts and noise together are checked also with other coins, since a coin of probability 1/4 takes but the highest
     bits of a random word.
     """
-    mechanism, at = for_cohorts(mechanism), _seed(seed, 1)
+    mechanism, at = for_cohorts(mechanism), seed_of(seed, 1)
     narrow = stage_for(mechanism, None, NARROW, torch.float64, None)
     seen = watch(narrow, mechanism, 2 * rounds, at, tick)
     other = watch(narrow, mechanism, min(AGAIN, rounds), at + (not mechanism.secure), tick)
     rare = watch(narrow, for_cohorts(mechanism, RARE), rounds, at, tick)
-    together = [
-        checks.cohorts_and_noise(w.sent[w.due], w.sample[w.due], p) for w, p in ((seen, mechanism.p), (rare, RARE))
-    ]
-    return {
-        **_counts(seen.sent[None], mechanism.p),
-        **_dependence(seen.sent, mechanism.p),
-        "cohorts of two runs": checks.sets_between(seen.sent, other.sent, mechanism.p),
-        "cohorts and noise": least(*together),
-    }
+    return cohort_checks(seen, other, rare, mechanism.p, RARE)
 
 
-def _ticks(on_progress: Progress, total: int) -> Tick:
+def ticks(on_progress: Progress, total: int) -> Tick:
+    """Returns what to call after each of so many rounds, so that `on_progress` hears of it."""
     done = 0
 
     def tick() -> None:
@@ -380,7 +364,8 @@ def _ticks(on_progress: Progress, total: int) -> Tick:
     return tick
 
 
-def _seed(seed: int, run: int) -> int:
+def seed_of(seed: int, run: int) -> int:
+    """Returns the seed of a run beside the attack."""
     return int(generator(seed, "audit", 2, run).integers(2**62))
 
 
@@ -399,22 +384,11 @@ def _lengths(seen: Seen, at: Attack, stage: Stage, seed: int, tick: Tick) -> tup
 
     In the attack on the average; in the attack next to without noise, each message; and each message of a client alone.
     """
-    heard = seen.canaries_sent * signs(seen.present, at.mechanism.adjacency)[:, None]
-    run, k, _ = np.nonzero(heard)
-    excess = (seen.along * heard - 1)[heard != 0] / seen.std[run, k]
     return (
-        float(norm.sf(excess.sum() / math.sqrt(max(1, excess.size)))),
-        float(all_short(at, _seed(seed, 2), tick)),
+        too_long(seen, at.mechanism),
+        float(all_short(at, seed_of(seed, 2), tick)),
         float(longest_alone(stage, seed, tick) <= 1 + TOLERANCE),
     )
-
-
-def _level_beside_messages(seen: Seen, mechanism: Mechanism) -> float:
-    """Tests the level of noise along the vectors of canaries that said nothing, in rounds where it is due."""
-    silent = seen.canaries_sent * signs(seen.present, mechanism.adjacency)[:, None] == 0
-    silent &= seen.std[:, :, None] > 0
-    std = np.broadcast_to(seen.std[:, :, None], silent.shape)[silent]
-    return levels(((seen.along[silent] / std) ** 2).sum(), std.size) if std.size else 1.0
 
 
 def _length_along(along: np.ndarray, sent: np.ndarray, present: np.ndarray, adjacency: str) -> float:
@@ -447,77 +421,30 @@ def _at_least(squares: np.ndarray, sizes: np.ndarray) -> float:
     return least(*(least(chi2.cdf(part, counts)) for part, counts in pairs))
 
 
-def _counts(sent: np.ndarray, p: float) -> dict[str, float]:
-    """Tests whether (R, K, M) draws are coins: how many, and how evenly over clients and over rounds.
-
-    Neither more nor less evenly than coins would be.
-    """
-    return {
-        "sampling rate": float(two_sided(binom(sent.size, p), sent.sum())),
-        "draws per client": checks.dispersion(sent.sum(1), sent.shape[1], p),
-        "cohort sizes": checks.dispersion(sent.sum(2), sent.shape[2], p),
-    }
-
-
-def _dependence(sent: np.ndarray, p: float) -> dict[str, float]:
-    """Tests whether (K, M) draws are independent: any two rounds, any two clients, and any three of either."""
-    clients = sent[:, : 4 * checks.SOME]
-    triples = (
-        checks.any_three_sets(sent, p),
-        checks.any_three_sets(clients.T, p),
-        checks.any_three_columns(sent[:, :SEVERAL], p),
-    )
-    return {
-        "any two cohorts": checks.any_two_sets(sent, p),
-        "any two clients": checks.any_two_sets(clients.T, p),
-        "any three cohorts or clients": least(*triples),
-    }
-
-
-def _expected_estimate(mechanism: Mechanism, rounds: int, delta: float) -> float:
-    """Returns what `two_gaussians` comes to with endless trials of a right implementation.
-
-    Rounds add to mean and variance.
-    """
-    release = mechanism.release()
-    if isinstance(release, Open):
-        weights, mus = np.array(release.weights), np.array(release.mus)
-        gap = (weights * mus**2).sum()
-        variance = (weights * (mus**2 + mus**4 / 4)).sum() - gap**2 / 4
-    else:
-        z = np.linspace(-12, 12, 20_001)
-        absent, drawn, opposite = (_log_ratios(z / release.mu + y, np.array(True), 1, mechanism) for y in (0, 1, -1))
-        ratios = np.array([absent, drawn, absent, opposite if release.mirrored else absent])
-        law = np.outer([1 - release.p, release.p], norm.pdf(z) / norm.pdf(z).sum()).ravel()
-        pair = ratios.reshape(2, -1)  # in, out
-        gap = pair[0] @ law - pair[1] @ law
-        variance = (((pair - (pair @ law)[:, None]) ** 2) @ law).mean()
-    return gaussian_epsilon(math.sqrt(rounds / variance) * gap, delta)
-
-
-def _enough(canaries: int) -> int:
+def enough(canaries: int) -> int:
+    """Returns the number of canaries; raises UserError if nothing can be said from so few."""
     if canaries < FEWEST:
         raise UserError(f"an audit needs at least {FEWEST} canaries, not {canaries}.")
     return canaries
 
 
-def _directions(m: int, dim: int, rng: np.random.Generator) -> Tensor:
+def _beside_canaries(local: LocalUpdate, problem: Problem) -> LocalUpdate:
+    """Returns local steps that bound records, and leave canaries as they are: these are clients without records.
+
+    Args:
+        local: the local steps.
+        problem: the problem without canaries.
+    """
+
+    def run(planted: Problem, x: Tensor, ids: np.ndarray, moment: Moment, correction: Tensor | None) -> Tensor:
+        own = ids < problem.num_clients
+        return in_parts(((own, local, problem), (~own, gd(1.0), planted)), x, ids, moment, correction)
+
+    return local._replace(run=run)
+
+
+def directions_of(m: int, dim: int, rng: np.random.Generator) -> Tensor:
     """Draws unit vectors, (m, d) float32; at right angles, as far as there is room, not to be in each other's way."""
     normals = torch.from_numpy(rng.standard_normal((dim, m), dtype=np.float32))
     columns: Tensor = torch.linalg.qr(normals).Q if m <= dim else normals / normals.norm(dim=0)
     return columns.T.contiguous()
-
-
-def _log_ratios(y: np.ndarray, sent: np.ndarray, sizes: Any, mechanism: Mechanism) -> np.ndarray:
-    """Returns how much likelier the projections y (..., m) of a round are with the canary in than out, as a logarithm.
-
-    central: nobody sees who was drawn, so that both are mixtures. Elsewhere that is known, and so is the noise.
-    """
-    mirrored, variance = mechanism.adjacency == "replace_one", mechanism.noise_std**2
-    if mechanism.trust != "central":
-        variance = variance * np.maximum(sizes, 1)[..., None]
-        return np.asarray(np.where(sent, (2 * y if mirrored else y - 0.5) / variance, 0.0))
-    p = mechanism.participation.rate(mechanism.num_clients)
-    absent, drawn = math.log1p(-p) if p < 1 else -math.inf, math.log(p)
-    ratios = np.logaddexp(absent, drawn + (y - 0.5) / variance)
-    return np.asarray(ratios - np.logaddexp(absent, drawn + (-y - 0.5) / variance) if mirrored else ratios)

@@ -1,7 +1,7 @@
 """Plays of an audit through the engine: an attack, messages of a client alone, long runs of nothing but noise."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from fednormec.algorithms.adaptive import MOST
 from fednormec.algorithms.methods import dp_fed_avg_clip
 from fednormec.audit.canaries import nothing_for, signs, with_canaries
 from fednormec.core.algorithm import Algorithm
-from fednormec.core.local import gd
+from fednormec.core.local import LocalUpdate, Moment, gd
 from fednormec.core.participation import full, poisson
 from fednormec.core.problem import Problem
 from fednormec.core.randomness import generator
@@ -91,6 +91,28 @@ def stage_for(
         trials = trials or TRIALS[mechanism.trust]
         dim = max(64, {"central": trials, "secagg": min(mechanism.num_clients, trials), "local": 1}[mechanism.trust])
     return Stage(played, dim, dtype)
+
+
+def in_parts(
+    parts: Iterable[tuple[np.ndarray, LocalUpdate, Problem]], x: Tensor, ids: np.ndarray, moment: Moment,
+    correction: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Computes updates of clients that do not all take the same local steps.
+
+    Args:
+        parts: masks of the clients, with the steps that they take and on what problem, in order.
+        x: a model, or one for each client.
+        ids: numbers of the clients.
+        moment: seed and number of the round.
+        correction: as in `LocalUpdate`.
+    """
+    rows = x.new_empty(len(ids), x.shape[-1])
+    for some, local, problem in parts:
+        if some.any():
+            which = torch.from_numpy(some).to(x.device)
+            start, more = (x if x.ndim == 1 else x[which]), (None if correction is None else correction[which])
+            rows[which] = local.run(problem, start, ids[some], moment, more)
+    return rows
 
 
 def asked(mechanism: Mechanism, delta: float = DELTA) -> Privacy:
@@ -235,12 +257,12 @@ def longest_alone(stage: Stage, seed: int, tick: Tick) -> float:
     alone = Mechanism(1, full(), QUIET, radius)
     for kind in KINDS:
         problem = with_canaries(stage.silence(0), torch.zeros(1, stage.dim), np.ones(1, bool))
-        direction = _unit(stage.dim, rng)
+        direction = a_direction(stage.dim, rng)
         rounds = _rounds(problem, stage, alone, ALONE, int(rng.integers(2**62)))
         for k in range(ALONE):
             if kind == "wander":
-                direction = _unit(stage.dim, rng)
-            problem.updates.copy_(stage.scale * _length(kind, k, rng) * direction)
+                direction = a_direction(stage.dim, rng)
+            problem.updates.copy_(stage.scale * length_of(kind, k, rng) * direction)
             longest = max(longest, float(next(rounds).released.norm()) / radius)
             tick()
     return longest
@@ -249,7 +271,8 @@ def longest_alone(stage: Stage, seed: int, tick: Tick) -> float:
 KINDS = ("always", "sign", "at first", "growing", "wander")
 
 
-def _length(kind: str, k: int, rng: np.random.Generator) -> float:
+def length_of(kind: str, k: int, rng: np.random.Generator) -> float:
+    """Returns how long an update of this kind is in round k, relative to one that is far too long."""
     if kind == "sign":
         return float(rng.choice([-1.0, 1.0]))
     if kind == "at first":
@@ -259,7 +282,8 @@ def _length(kind: str, k: int, rng: np.random.Generator) -> float:
     return float(10.0 ** rng.uniform(-8, 0)) if kind == "wander" else 1.0
 
 
-def _unit(dim: int, rng: np.random.Generator) -> Tensor:
+def a_direction(dim: int, rng: np.random.Generator) -> Tensor:
+    """Draws a vector of length 1 in a random direction."""
     v = rng.standard_normal(dim)
     return torch.from_numpy(v / np.linalg.norm(v))
 
@@ -290,26 +314,41 @@ class Watched(NamedTuple):
     sample: np.ndarray
     first: np.ndarray
 
+    @classmethod
+    def of(cls, rounds: int, clients: int, width: int) -> "Watched":
+        """Returns an empty record of so many rounds, with so many clients and numbers in a message."""
+        starts, chosen = blocks(width), sampled(width)
+        return cls(
+            np.empty((rounds, clients), bool), np.zeros(rounds, bool), np.zeros((rounds, len(starts))),
+            np.diff(np.append(starts, width)), np.zeros(width), np.zeros((rounds, len(chosen))), np.zeros(width),
+        )  # fmt: skip
+
+    def note(self, k: int, sent: np.ndarray, noise: np.ndarray | None) -> None:
+        """Writes down a round.
+
+        Args:
+            k: number of the round, from 0.
+            sent: who sent, (M,).
+            noise: noise, in units of what it should be; None where none is due.
+        """
+        self.sent[k], self.due[k] = sent, noise is not None
+        if noise is None:
+            return
+        squares = noise**2
+        self.squares[k] = np.add.reduceat(squares, np.cumsum(self.sizes) - self.sizes)
+        self.sample[k] = noise[sampled(len(noise))]
+        np.add(self.by_coordinate, squares, out=self.by_coordinate)
+        if self.due.sum() == 1:
+            self.first[:] = noise
+
 
 def watch(stage: Stage, mechanism: Mechanism, rounds: int, seed: int, tick: Tick) -> Watched:
     """Runs rounds in which nobody says anything, and records them."""
-    clients, width = mechanism.num_clients, stage.width
-    starts, chosen = blocks(width), sampled(width)
-    sizes = np.diff(np.append(starts, width))
-    seen = Watched(
-        np.empty((rounds, clients), bool), np.zeros(rounds, bool), np.zeros((rounds, len(starts))), sizes,
-        np.zeros(width), np.zeros((rounds, len(chosen))), np.zeros(width),
-    )  # fmt: skip
+    clients = mechanism.num_clients
+    seen = Watched.of(rounds, clients, stage.width)
     for r in _rounds(stage.silence(clients), stage, mechanism, rounds, seed):
-        k, std = r.number - 1, noise_std(r)
-        seen.sent[k], seen.due[k] = senders(r, clients), std > 0
-        if std > 0:
-            noise = r.released.numpy() / std
-            squares = noise**2
-            seen.squares[k], seen.sample[k] = np.add.reduceat(squares, starts), noise[chosen]
-            np.add(seen.by_coordinate, squares, out=seen.by_coordinate)
-            if seen.due.sum() == 1:
-                seen.first[:] = noise
+        std = noise_std(r)
+        seen.note(r.number - 1, senders(r, clients), r.released.numpy() / std if std > 0 else None)
         tick()
     return seen
 
