@@ -14,7 +14,7 @@ from fednormec.engine.figures import by_importance, figure_of, may_be_public
 from fednormec.errors import UserError, visible
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.results.groups import Group, Spread
-from fednormec.results.reading import NO_PRIVACY, PRIVATE
+from fednormec.results.reading import NO_PRIVACY, PRIVATE, Run
 
 WINNER = "*"
 
@@ -180,8 +180,16 @@ def spent(group: Group) -> str:
     """Returns the ε as text, rounded up; never without its label where it protects nobody."""
     if group.protection in (PRIVATE, NOT_PRIVATE):
         value = "–" if group.epsilon is None else "∞" if math.isinf(group.epsilon) else up(group.epsilon)
-        return value if group.protection == PRIVATE else f"{value} {NOT_PRIVATE}"
+        return _of_units(value, group.runs[0]) if group.protection == PRIVATE else f"{value} {NOT_PRIVATE}"
     return "none" if group.protection == NO_PRIVACY else "unknown"
+
+
+def _of_units(value: str, run: Run) -> str:
+    """Returns an ε as text, with the unit where that is not the client alone."""
+    if run.units == ("record",):
+        return f"{value} (record)"
+    also = run.record_epsilon
+    return value if also is None else f"{value} (client), {'∞' if math.isinf(also) else up(also)} (record)"
 
 
 def _range(rounds: tuple[int, int]) -> str:

@@ -109,8 +109,21 @@ class Run:
     @property
     def epsilon(self) -> float | None:
         """Largest ε that any file says was spent, inf where no ε is finite; None if nothing was paid."""
-        lines = (self.said, *self.records, *self.ledger)
-        spent = [line["epsilon"] for line in lines if "epsilon" in line]
+        return self._largest("epsilon")
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """What is protected: clients, their records, or both, each with an ε of its own."""
+        unit = self.config.get("privacy", {}).get("unit", "client")
+        return (unit,) if isinstance(unit, str) else tuple(map(str, unit))
+
+    @property
+    def record_epsilon(self) -> float | None:
+        """Largest ε of a record that any file says was spent, where clients are protected, too."""
+        return self._largest("record_epsilon")
+
+    def _largest(self, name: str) -> float | None:
+        spent = [line[name] for line in (self.said, *self.records, *self.ledger) if name in line]
         found = [number(value) for value in spent]
         return max((math.inf if value is None else value for value in found), default=None)
 

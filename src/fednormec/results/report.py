@@ -194,7 +194,8 @@ def _spent_tile(group: Group) -> str:
     if group.protection != PRIVATE:
         return card("privacy", group.protection.removeprefix("privacy "), WITHOUT[group.protection], "wide")
     value = spent(group)
-    at = "" if group.delta is None else f"at δ = {group.delta:g}, for each client, of one run"
+    who = " and ".join(f"each {unit}" for unit in group.runs[0].units)
+    at = "" if group.delta is None else f"at δ = {group.delta:g}, for {who}, of one run"
     return card("privacy", f"ε ≤ {value}" if group.epsilon is not None else value, at, "wide")
 
 
@@ -280,12 +281,20 @@ def _statement(run: Run) -> tuple[str, str, str]:
         so_far = "Nothing was released yet" if run.epsilon is None else _so_far(run)
         why = "There is no privacy statement: the run has not come to its end, or the file is lost."
         return alarm or " amber", so_far, f"<p>{why}</p>"
-    claim, *lines = run.statement.split("\n")
-    entries = [*_entries(lines), *_noise_to_signal(run)]
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries)
+    first, *others = run.statement.split("\n\n")  # one for each unit that is protected
+    claim, *lines = first.split("\n")
     claim = claim if not alarm or NOT_PRIVATE in claim else f"{NOT_PRIVATE}: {claim}"
+    listed = _listed([*_entries(lines), *_noise_to_signal(run)])
+    for other in others:
+        also, *lines = other.split("\n")
+        listed += f'<p class="claim">{marked(also)}</p>{_listed(_entries(lines))}'
     whole = f"<details><summary>The statement as text</summary>{pre(run.statement)}</details>"
-    return alarm, claim, f'<dl class="statement">{listed}</dl>{whole}'
+    return alarm, claim, f"{listed}{whole}"
+
+
+def _listed(entries: Sequence[tuple[str, str]]) -> str:
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries)
+    return f'<dl class="statement">{items}</dl>'
 
 
 def _noise_to_signal(run: Run) -> list[tuple[str, str]]:
