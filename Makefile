@@ -8,11 +8,12 @@ READY := $(VENV)/.ready
 # what we measure against, each in an environment of its own
 PFL := .venv-pfl
 FLOWER := .venv-flower
+OPACUS := .venv-opacus
 
 # the federation by way of Flower, whose simulation wants another Ray than ours
 FLWR := .venv-flwr
 
-.PHONY: run test quick test-federation test-flower attack-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation bench-secagg soak soak-secagg fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
+.PHONY: run test quick test-federation test-flower attack-federation check setup bench bench-growth bench-ray bench-measuring bench-convolutions bench-federation bench-secagg bench-records soak soak-secagg fuzz crashes audit-faults verify-theory contrast rates data reproduce private-at-scale leaderboard clean
 
 run: $(READY)
 	$(BIN)/fednormec run
@@ -83,6 +84,10 @@ bench-federation: $(READY)
 bench-secagg: $(READY)
 	$(BIN)/python benchmarks/secagg.py --ring --served
 
+# sums of records' bounded gradients, beside plain gradients and Opacus: six minutes; leave the machine alone
+bench-records: $(READY) $(OPACUS)/.ready
+	$(BIN)/python benchmarks/records.py --opacus $(OPACUS)/bin/python
+
 # 20,000 rounds of a private run: does anything grow?  minutes
 soak: $(READY)
 	$(BIN)/python tests/slow/soak.py
@@ -146,5 +151,10 @@ $(FLOWER)/.ready: benchmarks/peers-flower.txt
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers-flower.txt
 	touch $@
 
+$(OPACUS)/.ready: benchmarks/peers-opacus.txt
+	$(PYTHON) -m venv $(OPACUS)
+	$(OPACUS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers-opacus.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PFL) $(FLOWER) $(FLWR) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PFL) $(FLOWER) $(FLWR) $(OPACUS) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

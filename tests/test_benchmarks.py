@@ -7,6 +7,7 @@ import federation
 import numpy as np
 import ours
 import pytest
+import records
 import rounds
 import secagg
 import texts
@@ -45,6 +46,24 @@ def test_the_page_has_what_convolutions_of_our_own_bring():
         assert case["ratio"] == case["median_seconds"]["torch"] / case["median_seconds"]["ours"]
     row = " | ".join(f"{case['ratio']:.2f}" for case in found.values())
     assert f"| {row} |" in rounds.PAGE.read_text()
+
+
+def test_the_page_has_what_bounding_each_record_costs():
+    stored = json.loads(records.RESULTS.read_text())
+    assert list(stored) == [f"{name} {size}" for name in records.NAMES for size in records.BATCHES]
+    for found in stored.values():
+        assert found["ratios"] == records.ratios(found["median_seconds"])
+        assert found["ratios"]["ours / plain"] <= found["goal"]
+    assert records.table(stored) in records.PAGE.read_text()
+
+
+@pytest.mark.long
+def test_contestants_add_up_the_same_records():
+    kinds = (*records.OWN, *records.PLAIN)
+    marks = {kind: records.build("mlp", 50, kind)[1]["marks"] for kind in kinds}
+    assert np.allclose(marks["rows"], marks["ours"], rtol=1e-4)
+    assert marks["plain"][0] * 50 > 2 * marks["ours"][0]  # the bound cuts
+    assert np.allclose(marks["plain, in layers"], marks["plain"], rtol=1e-4)
 
 
 def test_the_page_has_what_a_federation_was_measured_at():

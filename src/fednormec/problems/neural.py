@@ -59,6 +59,7 @@ class NeuralProblem:
             the first of these that fits: layers, if the module can be taken apart and, with convolutions, several
             clients fit into a tile; loop, with convolutions or batch normalisation, or where vmap fails; else vmap.
             Where examples may touch each other, clients of unequal size are computed one by one.
+            Bounded gradients of records are added in layers, unless another way was named.
         dtype: torch.float32 or torch.float64, of the parameters and of all data that are no whole numbers.
         device: where the data are stored and gradients are computed.
         tile: number of clients at once; by default as many as `tile_size` says, with convolutions at most 128 examples,
