@@ -33,6 +33,7 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
     rng, n = np.random.default_rng(0), 240
     frame = pd.DataFrame({
         "hospital": [f"clinic {i % 12}" for i in range(n)],
+        "patient": [i % 60 for i in range(n)],
         "age": [None if i % 9 == 1 else int(age) for i, age in enumerate(rng.integers(20, 90, n))],
         "blood_pressure": rng.integers(100, 160, n),
         "smoker": rng.choice(["yes", "no"], n),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fednormec.config.datasets import PARTITIONS, read_source
-from fednormec.config.forms import Form, form_of, read_alike, read_inputs_alike
+from fednormec.config.forms import WHOSE, Form, form_of, read_alike, read_inputs_alike
 from fednormec.config.own import SECONDS_TO_LOAD, Loading, is_own
 from fednormec.config.schema import Section, check
 from fednormec.config.settings import DATA_SETTINGS
@@ -90,7 +90,7 @@ def asked_inputs(source: str, settings: Section, how: Reading, load: Loading) ->
 def _of_form(form: Form, source: str, settings: Section, how: Reading) -> Section:
     """Returns the settings of a table or a folder of images: those of the run, and what is given beside."""
     _require_none_of_training(source, [key for key in settings if key not in form.keys])
-    known_keys = {key: how.trained[key] for key in form.keys if key in how.trained and key != "client"}
+    known_keys = {key: how.trained[key] for key in form.keys if key in how.trained and key not in WHOSE}
     return known_keys | settings
 
 

@@ -297,7 +297,7 @@ def problems(
         features, labels = [a for a, _ in pairs], [y for _, y in pairs]
         return Logistic(
             features, labels, regularizer=regularizer, test=test, held_out=all_data.held_out, per_client=per_client,
-            owners=all_data.owners,
+            owners=all_data.owners, persons=all_data.persons,
         )  # fmt: skip
 
     def neural(
@@ -337,7 +337,7 @@ def problems(
                 model, all_data.clients, all_data.test, losses, metrics=named, vectorize=vectorize, dtype=dtype,
                 device=device, tile=tile, held_out=all_data.held_out, statistics=statistics,
                 loss_examples=loss_examples, per_client=per_client, owners=all_data.owners,
-                batch_size=resolved.get("local", {}).get("batch_size"),
+                batch_size=resolved.get("local", {}).get("batch_size"), persons=all_data.persons,
             )  # fmt: skip
 
     return {"neural": neural, "logistic": logistic, "quadratic": quadratic}

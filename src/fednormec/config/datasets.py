@@ -36,6 +36,7 @@ from fednormec.data import (
 from fednormec.data.federations import FEDERATIONS, Federation, open_federation
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.names import BUILT_IN, built_in_name
+from fednormec.data.persons import numbered
 from fednormec.data.sources import Takeable, given_data
 from fednormec.errors import UserError, known
 
@@ -225,6 +226,9 @@ def _pooled(held: Held, partition: str) -> Held:
     if partition == "by_ids":
         raise UserError("pool = true puts the test set among the clients' data, but no client owns it: leave pool out, "
                         "or choose another partition than by_ids.")  # fmt: skip
+    if held.train.person is not None:
+        raise UserError("pool = true puts the test set among the clients' data, where persons are named, but nobody "
+                        "says whose it is: leave pool out.")  # fmt: skip
     return Held(held.train.joined(held.test), None, None)
 
 
@@ -237,22 +241,26 @@ def _test_fraction(held: Held, asked: DataSettings) -> float:
 
 
 def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedData:
-    """Sets a test set aside and deals the rest out to the clients.
+    """Sets a test set aside and deals the rest out to the clients; all examples of a person go the same way.
 
     Clients that the data name keep their names and their own examples. A test set that did not come with the data is
     then held out of each client's own examples.
     """
-    fraction = asked.test_fraction or 0.0
+    fraction, persons = asked.test_fraction or 0.0, held.train.person
     if deal.build is _deal_by_ids:
         own, ids = deal(held.train.y, held.client_ids, generator(seed, "partition")), held.client_ids
-        pairs = [hold_out(part, fraction, generator(seed, "split", i)) for i, part in enumerate(own)]
+        pairs = [
+            hold_out(part, fraction, generator(seed, "split", i), None if persons is None else persons[part])
+            for i, part in enumerate(own)
+        ]
         parts, aside = [kept for kept, _ in pairs], np.concatenate([out for _, out in pairs])
         names = None if ids is None else [str(name) for name in np.unique(ids)]
         owners = np.repeat(np.arange(len(pairs)), [len(out) for _, out in pairs])
     else:
-        kept, aside = split(len(held.train), fraction, generator(seed, "split"))
+        kept, aside = split(len(held.train), fraction, generator(seed, "split"), persons)
         kept = _drawn("examples", kept, asked.examples, seed)
-        parts = [kept[part] for part in deal(held.train.y[kept], None, generator(seed, "partition"))]
+        whose = None if persons is None else persons[kept]
+        parts = [kept[part] for part in _dealt_whole(deal, held.train.y[kept], whose, generator(seed, "partition"))]
         names, owners = None, aside[:0]
     index = _test_index(len(aside) if held.test is None else len(held.test), asked, seed)
     whole = held.train if held.test is None else held.test
@@ -261,6 +269,16 @@ def _dealt(held: Held, deal: Call, asked: DataSettings, seed: int) -> FederatedD
     return federate(
         held.train, test, parts, names, asked.classes, held_out, owners[index] if held_out else None
     )  # fmt: skip
+
+
+def _dealt_whole(deal: Call, labels: np.ndarray, persons: np.ndarray | None, rng: np.random.Generator) -> Parts:
+    """Deals persons out, each with all examples and the label of the first; of nobody's examples, each by itself."""
+    if persons is None:
+        dealt: Parts = deal(labels, None, rng)
+        return dealt
+    number = numbered(persons)
+    _, first = np.unique(number, return_index=True)
+    return [np.flatnonzero(np.isin(number, part)) for part in deal(labels[first], None, rng)]
 
 
 def _test_index(there: int, asked: DataSettings, seed: int) -> np.ndarray:

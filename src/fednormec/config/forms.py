@@ -85,7 +85,7 @@ def form_of(source: str | Path) -> Form | None:
     return PICTURES if is_picture_folder(source) else None
 
 
-def read_agreed(source: str, given: Section, kind: Kind, classes: int | None) -> Examples:
+def read_agreed(source: str, given: Section, kind: Kind, classes: int | None, owned: bool = True) -> Examples:
     """Reads one party's own examples by settings that all parties agreed on.
 
     Args:
@@ -93,20 +93,40 @@ def read_agreed(source: str, given: Section, kind: Kind, classes: int | None) ->
         given: what [data] says of tables or images.
         kind: kind of what examples are made of.
         classes: number of classes.
+        owned: whether they must name their persons, if that was agreed on; False: they are public, and nobody's.
     """
     form = form_of(source)
     if form is None:
-        return read_npz(source, kind).train
+        found = read_npz(source, kind).train
+        require_persons(found, given if owned else {}, source)
+        return found
     for key in form.agreed:
         if key not in given:
             raise UserError(f"{source} is a {form.what}, and [data] in federation.toml does not say its {key}: all "
                             "clients must agree on it, so that their numbers mean the same.")  # fmt: skip
-    settings = form.settings(source, {key: given[key] for key in form.keys if key in given and key != "client"})
+    left_out = ("client",) if owned else WHOSE
+    settings = form.settings(source, {key: given[key] for key in form.keys if key in given and key not in left_out})
     for key in settings.estimated if isinstance(settings, Columns) else ():
         raise UserError(f"[data] {key} = '{given[key]}' would be estimated by each client from its own data, and mean "
                         f"something else to each: agree on public constants, such as {ESTIMATES[key][1]}.")  # fmt: skip
     read = form.read(Asked(source, None, kind, classes, private=True), settings)
-    return read.train.take(np.arange(len(read.train)))
+    found = read.train.take(np.arange(len(read.train)))
+    require_persons(found, given if owned else {}, source)
+    return found
+
+
+def require_persons(own: Examples, given: Section, source: str) -> None:
+    """Raises UserError if all agreed on who a record is, and one party's own examples do not say whose they are.
+
+    Args:
+        own: its examples.
+        given: what [data] says of tables or images.
+        source: where they are.
+    """
+    if given.get("person") is not None and own.person is None:
+        raise UserError(f"{source} does not say whose each example is, and [data] in federation.toml names the persons "
+                        f"(person = '{given['person']}'): give each example the id of its person (the array person of "
+                        "a .npz file).")  # fmt: skip
 
 
 def read_alike(source: str, form: Form, given: Section, kind: Kind, classes: int | None) -> Read:
@@ -143,7 +163,7 @@ def _read_table(asked: Asked, columns: Columns) -> Read:
     classes = number_of_classes(columns, asked.kind, asked.classes)
     train, _, ids = encoded(table, columns, asked.kind, classes)
     path = asked.test or test_split(asked.source)
-    alone = replace(columns, client=None)
+    alone = replace(columns, client=None, person=None)
     test = None if path is None else encoded(_opened(path, columns), alone, asked.kind, classes).train
     return Read(train, test, ids, classes, asdict(columns))
 
@@ -164,4 +184,5 @@ def _read_pictures(asked: Asked, form: Pictures) -> Read:
 
 TABLE = Form("table", Columns, _read_table, ("label", "features"))
 PICTURES = Form("folder of images", Pictures, _read_pictures, ("labels", "size", "channels"))
+WHOSE = ("client", "person")  # settings of a table that say whose a row is, and not what it means
 KEYS = tuple(dict.fromkeys([*TABLE.keys, *PICTURES.keys]))

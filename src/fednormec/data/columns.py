@@ -35,6 +35,8 @@ class Columns:
         scale: [shift, divisor] by column: a number becomes (number - shift)/divisor. "standard": the column's mean and
             standard deviation.
         delimiter: what stands between the cells of a CSV file; None: a comma, or a tab in a .tsv.
+        person: column that names the person of a row, within a client: all rows of a person at a client are one record
+            (privacy.unit) and stay together when examples are held out or dealt out. None: each row is somebody else's.
     """
 
     label: str | Sequence[str]
@@ -45,6 +47,7 @@ class Columns:
     missing: Mapping[str, float | str] | Literal["mean"] | None = None
     scale: Mapping[str, Sequence[float]] | Literal["standard"] | None = None
     delimiter: str | None = None
+    person: str | None = None
 
     def __post_init__(self) -> None:
         for name, (word, example) in ESTIMATES.items():
@@ -52,11 +55,15 @@ class Columns:
             if isinstance(value, str) and value != word:
                 raise UserError(f"{name} must be such as {example}, or '{word}', not '{value}'.")
         _require_different("label must be a column or a list of columns", self.targets)
+        if self.person is not None and self.person in (*self.targets, self.client):
+            what = "client" if self.person == self.client else "label"
+            raise UserError(f"the column {self.person} is the {what}, and no person: name another column in person, or "
+                            "leave it out.")  # fmt: skip
         if self.features is not None:
             _require_different("features must be a list of columns", self.features)
             for name in self.features:
-                if name in self.targets or name == self.client:
-                    what = "client" if name == self.client else "label"
+                if name in (*self.targets, *self.owners):
+                    what = "client" if name == self.client else "person" if name == self.person else "label"
                     raise UserError(f"the column {name} is the {what}, and no feature: leave it out of features.")
         if self.classes is not None:
             _require_different("labels must be a list of the classes' names", self.classes)
@@ -87,6 +94,11 @@ class Columns:
         return (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
     @property
+    def owners(self) -> tuple[str, ...]:
+        """Columns that say whose a row is."""
+        return tuple(name for name in (self.client, self.person) if name is not None)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the classes in order; None: they are numbers, or yet to be found."""
         return None if self.labels is None or isinstance(self.labels, str) else texts(self.labels)
@@ -109,9 +121,9 @@ def texts(values: Iterable[str | int]) -> tuple[str, ...]:
 
 def features_of(table: Table, columns: Columns) -> tuple[str, ...]:
     """Returns the columns to predict from; raises UserError if the table lacks one, or a constant is for another."""
-    require_columns(table, [*columns.targets, *([] if columns.client is None else [columns.client])])
+    require_columns(table, [*columns.targets, *columns.owners])
     if columns.features is None:
-        left_out = {*columns.targets, columns.client, *WITHOUT_NAME}
+        left_out = {*columns.targets, *columns.owners, *WITHOUT_NAME}
         features = tuple(name for name in table.names if name not in left_out)
         if not features:
             raise UserError(f"{table.where} has no column to predict from beside {', '.join(columns.targets)}.")

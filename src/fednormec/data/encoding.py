@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from fednormec.data.cells import BadCell, Cells, codes, numbers, shown, text, verbatim
 from fednormec.data.columns import ESTIMATES, OTHER, Columns, features_of, given, texts
 from fednormec.data.partition import by_ids
+from fednormec.data.persons import person as person_in
 from fednormec.data.sources import MAX_LABEL, USUAL, Examples, FederatedData, Kind, NpzData, federate, inputs
 from fednormec.data.tables import Batch, Table, open_table, require_columns
 from fednormec.data.texts import as_texts
@@ -41,6 +42,7 @@ def from_frame(
     categories: Mapping[str, Sequence[str | int]] | None = None,
     missing: Mapping[str, float | str] | None = None,
     scale: Mapping[str, Sequence[float]] | None = None,
+    person: str | None = None,
     test: Any = None,
     kind: Kind = USUAL,
 ) -> FederatedData:
@@ -58,16 +60,19 @@ def from_frame(
             others.
         missing: value in place of a missing cell, by column, before it is scaled.
         scale: (shift, divisor) by column: a number becomes (number - shift)/divisor.
-        test: data frame with the same columns, with or without `client`, as the public test set; None: there is none.
+        person: column that names the person of a row, within a client; None: each row is somebody else's.
+        test: data frame with the same columns, with or without `client` and `person`, as the public test set; None:
+            there is none.
         kind: kind of features and labels: Kind(targets="values") for a label that is no class, Kind("texts") for texts.
     """
-    columns = Columns(label, client, features, labels, categories, missing, scale)
+    columns = Columns(label, client, features, labels, categories, missing, scale, person=person)
     require_constants(columns)
     table = open_table(frame)
     columns = replace(columns, features=features_of(table, columns))
     train, _, ids = encoded(table, columns, kind)
     assert ids is not None
-    tested = None if test is None else encoded(open_table(test), replace(columns, client=None), kind).train
+    alone = replace(columns, client=None, person=None)
+    tested = None if test is None else encoded(open_table(test), alone, kind).train
     names = [str(name) for name in np.unique(ids)]
     return federate(train, tested, by_ids(ids), names, number_of_classes(columns, kind))
 
@@ -107,21 +112,21 @@ def encoded(table: Table, columns: Columns, kind: Kind = USUAL, classes: int | N
     """
     names = features_of(table, columns)
     targets = _Targets(columns, kind.targets == "classes", number_of_classes(columns, kind, classes))
-    clients = [] if columns.client is None else [columns.client]
-    x, y, ids, seen = _inputs_of(names, columns, kind), _Rows(), list[str](), dict[str, str]()
-    for batch in table.batches(list(dict.fromkeys([*names, *columns.targets, *clients]))):
+    clients, persons = _Owners(columns.client, "client", text), _Owners(columns.person, "person", person_in)
+    x, y = _inputs_of(names, columns, kind), _Rows()
+    for batch in table.batches(list(dict.fromkeys([*names, *columns.targets, *columns.owners]))):
         x.add(table.where, batch)
         y.add(targets.block(table.where, batch), table.where)
-        for name in clients:
-            ids += [seen.setdefault(owner, owner) for owner in _clients(table.where, batch, name)]
+        clients.add(table.where, batch)
+        persons.add(table.where, batch)
     if not len(x):
         raise UserError(f"{table.where} has no rows beside the names of its columns.")
     found = y.array[:, 0] if isinstance(columns.label, str) else y.array
     try:
-        examples = Examples(x.array, found.astype(np.int64) if targets.classes else found, kind)
+        examples = Examples(x.array, found.astype(np.int64) if targets.classes else found, kind, persons.ids)
     except UserError as error:
         raise UserError(f"{table.where}: {error}") from None
-    return NpzData(examples, None, _ids(ids) if clients else None)
+    return NpzData(examples, None, clients.ids)
 
 
 def encoded_inputs(table: Table, columns: Columns, kind: Kind = USUAL) -> np.ndarray:
@@ -324,16 +329,33 @@ class _Targets(NamedTuple):
                               "classes anew, or name them in order in labels")  # fmt: skip
 
 
-def _clients(where: str, batch: Batch, name: str) -> list[str]:
-    found = [text(cell) for cell in batch.cells[name]]
-    if "" in found:
-        raise UserError(f"{where}, row {batch.rows[found.index('')]}, column {name}: the row names no client; name it, "
-                        "or leave the row out.")  # fmt: skip
-    return found
+class _Owners:
+    """Column that says whose each row is, row by row; nobody's where there is none.
 
+    Args:
+        column: name of the column; None: there is none.
+        what: what it names.
+        name: name(cell) -> the name in a cell, "" if there is none.
+    """
 
-def _ids(names: list[str]) -> np.ndarray:
-    """Returns ids in whose order 2 comes before 10, where all are whole numbers."""
-    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", name) for name in set(names)):
-        return np.array(names, dtype=np.int64)
-    return np.array(names, dtype=object)
+    def __init__(self, column: str | None, what: str, name: Callable[[Any], str]) -> None:
+        self._column, self._what, self._name = column, what, name
+        self._found, self._seen = list[str](), dict[str, str]()
+
+    def add(self, where: str, batch: Batch) -> None:
+        """Adds the rows of a batch; raises UserError at the first that names nobody."""
+        if self._column is None:
+            return
+        found = [self._name(cell) for cell in batch.cells[self._column]]
+        if "" in found:
+            raise UserError(f"{where}, row {batch.rows[found.index('')]}, column {self._column}: the row names no "
+                            f"{self._what}; name it, or leave the row out.")  # fmt: skip
+        self._found += [self._seen.setdefault(owner, owner) for owner in found]
+
+    @property
+    def ids(self) -> np.ndarray | None:
+        """Ids in whose order 2 comes before 10, where all are whole numbers; None: there is no such column."""
+        if self._column is None:
+            return None
+        whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", name) for name in self._seen)
+        return np.array(self._found, dtype=np.int64 if whole else object)

@@ -167,7 +167,7 @@ def _rows(extractor: Extractor, extract: Extract, inputs: np.ndarray) -> np.ndar
 
 def _replaced(examples: Examples, store: "_Store") -> Examples:
     rows = np.stack([store.row(key) for key in _keys(examples.x)])
-    return Examples(rows, examples.y, Kind("numbers", examples.kind.targets))
+    return replace(examples, x=rows, kind=Kind("numbers", examples.kind.targets))
 
 
 def _keys(x: np.ndarray) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from fednormec.data.items import gathered, is_dataset
+from fednormec.data.persons import as_persons, numbered, together
 from fednormec.data.texts import as_texts, content
 from fednormec.errors import UserError, at_least_one
 
@@ -53,11 +54,13 @@ class Examples:
         x: inputs (N, ...), in float32 (float64 stays float64); tokens in int64, none negative; texts (N,) as str.
         y: classes (N,) in int64, none negative, or several in a row (N, T); values (N, ...) in float32 (float64 stays).
         kind: kind of what is in x and y.
+        person: whose each example is (N,), numbers or texts, none missing; None: each example is somebody else's.
     """
 
     x: np.ndarray
     y: np.ndarray
     kind: Kind = USUAL
+    person: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         x = _inputs(self.x, self.kind)
@@ -69,17 +72,23 @@ class Examples:
             raise UserError("expected at least one example, got no data; add some or leave this out")
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
+        if self.person is not None:
+            object.__setattr__(self, "person", as_persons(_array(self.person, "person"), len(y)))
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, index: np.ndarray) -> "Examples":
         """Returns the examples at these indices."""
-        return replace(self, x=self.x[index], y=self.y[index])
+        person = None if self.person is None else self.person[index]
+        return replace(self, x=self.x[index], y=self.y[index], person=person)
 
     def joined(self, other: "Takeable") -> "Examples":
         """Returns these examples and then the other ones."""
-        return replace(self, x=np.concatenate([self.x, other.x]), y=np.concatenate([self.y, other.y]))
+        together((self.person, other.person), ("the first set", "the other"))
+        given = [ids for ids in (self.person, other.person) if ids is not None]
+        x, y = np.concatenate([self.x, other.x]), np.concatenate([self.y, other.y])
+        return replace(self, x=x, y=y, person=np.concatenate(given) if given else None)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Unpacks as a pair: x, y = examples."""
@@ -143,6 +152,7 @@ class FederatedData:
         owners = [f"client {name}" for name in self.names]
         for owner, examples in zip(owners, self.clients, strict=True):
             _check_same_shape(self.clients[0], owners[0], examples, owner)
+        together((examples.person for examples in self.clients), owners)
         if self.test is not None:
             _check_same_shape(self.clients[0], owners[0], self.test, "the test set")
         self._use_one_dtype()
@@ -174,6 +184,15 @@ class FederatedData:
         return self.clients[0].kind
 
     @property
+    def persons(self) -> tuple[np.ndarray, ...] | None:
+        """Ids that say whose each example of each client is; None: nobody says, and each is somebody else's.
+
+        They count within a client: the same id at two clients is two persons.
+        """
+        given = tuple(examples.person for examples in self.clients if examples.person is not None)
+        return given or None
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return self.clients[0].x.shape[1:]
@@ -198,7 +217,7 @@ class FederatedData:
         """Digest of all that the clients have: not private, since it tells whether a guess of theirs is right."""
         found = hashlib.sha256(repr((self.names, self.classes, self.kind)).encode())
         for examples in self._all():
-            for array in examples:
+            for array in (*examples, *(() if examples.person is None else (examples.person,))):
                 found.update(f"{array.dtype} {array.shape}".encode())
                 found.update(content(array))
         return found.hexdigest()
@@ -223,6 +242,10 @@ class Takeable(Protocol):
     @property
     def y(self) -> np.ndarray:
         """Labels."""
+
+    @property
+    def person(self) -> np.ndarray | None:
+        """Whose each example is; None: each is somebody else's."""
 
     def __len__(self) -> int: ...
 
@@ -258,14 +281,14 @@ def digits() -> Examples:
 def read_npz(path: str | Path, kind: Kind = USUAL) -> NpzData:
     """Reads one .npz file for everybody.
 
-    It has the keys x and y, and optionally client (an id per example), x_test and y_test together.
+    It has the keys x and y, and optionally client and person (an id per example each), x_test and y_test together.
 
     Args:
         path: the .npz file.
         kind: kind of what is in x and y.
     """
-    arrays = _load(path, required=("x", "y"), optional=("client", "x_test", "y_test"))
-    train = _examples(arrays["x"], arrays["y"], str(path), kind)
+    arrays = _load(path, required=("x", "y"), optional=("client", "person", "x_test", "y_test"))
+    train = _examples(arrays["x"], arrays["y"], str(path), kind, arrays.get("person"))
     return NpzData(train, _test_of(arrays, train, path), _client_ids_of(arrays, train, path))
 
 
@@ -300,7 +323,8 @@ def inputs(x: Any, where: str, kind: Kind = USUAL) -> np.ndarray:
 def read_folder(path: str | Path, classes: int | None = None, kind: Kind = USUAL) -> FederatedData:
     """Reads one .npz file per client with keys x and y, named by its file stem, in alphabetical order.
 
-    `test.npz`, where present, is the public test set and never a client.
+    Each can have the key person, too: an id per example. `test.npz`, where present, is the public test set and never a
+    client.
 
     Args:
         path: the folder of .npz files.
@@ -318,40 +342,53 @@ def read_folder(path: str | Path, classes: int | None = None, kind: Kind = USUAL
     return FederatedData(tuple(examples.values()), test, tuple(examples), classes)
 
 
-def split(num_examples: int, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    num_examples: int, test_fraction: float, rng: np.random.Generator, persons: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns indices for training and for a test set of round(test_fraction * N) examples.
 
-    A fraction of 0 sets none aside; any other leaves at least one example on each side.
+    A fraction of 0 sets none aside; any other leaves at least one example on each side. Where persons are given they
+    are what is counted and split: all examples of a person are on one side.
 
     Args:
         num_examples: number of examples N.
         test_fraction: share of the test set, at least 0 and below 1.
         rng: source of the choice.
+        persons: whose each example is; None: each is somebody else's.
     """
     _check_fraction(test_fraction)
-    order = rng.permutation(num_examples)
+    number = np.arange(num_examples) if persons is None else numbered(persons)
+    count = int(number.max(initial=-1)) + 1
+    order = rng.permutation(count)
+    place = np.argsort(order)[number]
+    rows = np.argsort(place, kind="stable")
     if test_fraction == 0:
-        return order, order[:0]
-    if num_examples < 2:
-        raise UserError("expected at least two examples to split, got one: set test_fraction to 0 or add data")
-    cut = min(max(round(test_fraction * num_examples), 1), num_examples - 1)
-    return order[cut:], order[:cut]
+        return rows, rows[:0]
+    if count < 2:
+        what = "examples" if persons is None else "persons"
+        raise UserError(f"expected at least two {what} to split, got one: set test_fraction to 0 or add data")
+    aside = int((place < min(max(round(test_fraction * count), 1), count - 1)).sum())
+    return rows[aside:], rows[:aside]
 
 
-def hold_out(own: np.ndarray, test_fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(
+    own: np.ndarray, test_fraction: float, rng: np.random.Generator, persons: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns what a client trains on, in the order given, and what is held out of its examples.
 
-    It holds out round(test_fraction * n) of n examples, but never all. It depends on nobody else, as long as `rng` does
-    not.
+    It holds out round(test_fraction * n) of n examples, but never all; where persons are given, of n persons, each with
+    all examples. It depends on nobody else, as long as `rng` does not.
 
     Args:
         own: indices of the client's examples.
         test_fraction: share that is held out, at least 0 and below 1.
         rng: source of the choice.
+        persons: whose each of these examples is; None: each is somebody else's.
     """
     _check_fraction(test_fraction)
-    aside = np.zeros(len(own), dtype=bool)
-    aside[rng.permutation(len(own))[: min(round(test_fraction * len(own)), len(own) - 1)]] = True
+    number = np.arange(len(own)) if persons is None else numbered(persons)
+    count = int(number.max(initial=-1)) + 1
+    aside = np.isin(number, rng.permutation(count)[: min(round(test_fraction * count), count - 1)])
     return own[~aside], own[aside]
 
 
@@ -409,7 +446,7 @@ def given_data(found: Any, whose: str, kind: Kind, classes: int | None = None) -
     Args:
         found: a mapping from names to (x, y) pairs or torch Datasets, where "test" is the public test set; a list of
             such pairs or Datasets; or FederatedData. To be dealt out: a pair (x, y), or (x, y, client) with an id for
-            each example; Examples; or a torch Dataset.
+            each example; (x, y, client, person) with two; Examples; or a torch Dataset.
         whose: what errors call it.
         kind: kind of what is in x and y.
         classes: number of classes; None: the labels tell.
@@ -425,8 +462,8 @@ def given_data(found: Any, whose: str, kind: Kind, classes: int | None = None) -
     if isinstance(found, list):
         pairs = tuple(_pair(pair, f"{whose}, client {client}", kind) for client, pair in enumerate(found))
         return FederatedData(pairs, None, _numbered(len(pairs)), classes)
-    if isinstance(found, tuple) and len(found) in (2, 3):
-        train = _examples(found[0], found[1], whose, kind)
+    if isinstance(found, tuple) and len(found) in (2, 3, 4):
+        train = _examples(found[0], found[1], whose, kind, *found[3:])
         ids = {} if len(found) == 2 else {"client": _array(found[2], "client")}
         return NpzData(train, None, _client_ids_of(ids, train, whose))
     raise UserError(
@@ -459,8 +496,8 @@ def _load(path: str | Path, required: tuple[str, ...], optional: tuple[str, ...]
 
 
 def _read_client(file: Path, kind: Kind) -> Examples:
-    arrays = _load(file, required=("x", "y"))
-    return _examples(arrays["x"], arrays["y"], str(file), kind)
+    arrays = _load(file, required=("x", "y"), optional=("person",))
+    return _examples(arrays["x"], arrays["y"], str(file), kind, arrays.get("person"))
 
 
 def _test_of(arrays: dict[str, np.ndarray], train: Examples, path: str | Path) -> Examples | None:
@@ -487,10 +524,10 @@ def _client_ids_of(arrays: dict[str, np.ndarray], train: Examples, path: str | P
 # Turning what came into arrays of one kind.
 
 
-def _examples(x: Any, y: Any, where: str, kind: Kind) -> Examples:
+def _examples(x: Any, y: Any, where: str, kind: Kind, person: Any = None) -> Examples:
     """Makes examples; an error says where they come from."""
     try:
-        return Examples(x, y, kind)
+        return Examples(x, y, kind, person)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -528,7 +565,7 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 def _widen(examples: Examples) -> Examples:
     wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in examples]
-    return Examples(wide[0], wide[1], examples.kind)
+    return replace(examples, x=wide[0], y=wide[1])
 
 
 def _array(value: Any, name: str) -> np.ndarray:
