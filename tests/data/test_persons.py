@@ -26,10 +26,11 @@ from fednormec.core.bounds import clip
 from fednormec.core.records import bounded_sum, record_sizes
 from fednormec.data import Columns, Examples, FederatedData, Kind, from_frame, hold_out, read_folder, read_npz, split
 from fednormec.data.features import Extractor, with_features
-from fednormec.data.persons import as_persons, numbered
+from fednormec.data.persons import as_persons
 from fednormec.data.sources import given_data
 from fednormec.engine.planning import planned_for_records
 from fednormec.errors import UserError
+from fednormec.problems.grouping import numbered
 
 RNG = np.random.default_rng(0)
 ROWS, PEOPLE = 90, 30
@@ -341,7 +342,7 @@ def test_a_person_with_three_rows_moves_a_sum_by_tau_at_most(name: str) -> None:
         assert problem.examples_of(0, np.array([k])).size == 3
     assert 0 < clipped < PEOPLE, "the bound must matter to some, and not to all"
     everybody = np.arange(PEOPLE)
-    at = sorted(set(OWNERS)).index("p7")
+    at = list(dict.fromkeys(OWNERS)).index("p7")  # numbered as they come
     found = [bounded_sum(problem, x, 0, ids, clip(tau)).numpy() for ids in (everybody, np.delete(everybody, at))]
     np.testing.assert_allclose(found[0], total, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(found[1], without, rtol=1e-12, atol=1e-14)

@@ -202,3 +202,18 @@ def test_all_rows_of_a_person_are_one_record_and_are_held_out_together():
     (silo,) = federation.records.silos
     assert silo.records == 6 and federation.records.record.startswith("all rows of one person")
     assert "of all rows of one person" in promise(federation.plan)
+
+
+def test_rounds_that_protected_a_row_leave_no_epsilon_for_a_person(tmp_path):
+    """A person paid for each of its rows then; the other way round it paid for all of them at once."""
+    x, y = data()[0]
+    rows = for_client(asked(3), NAMES[0], Examples(x, y))
+    persons = for_client(asked(4) | {"local": LOCAL | {"batch_size": 2}}, NAMES[0],
+                         Examples(x, y, person=np.arange(len(y)) // 2))  # fmt: skip
+    (tmp_path / "one").mkdir()
+    client(rows, tmp_path / "one")(1)
+    assert record_releases_of(persons, tmp_path / "one").epsilon(1) == math.inf
+    assert record_releases_of(persons, tmp_path / "one", budget=50.0).left() == 0
+    (tmp_path / "two").mkdir()
+    client(persons, tmp_path / "two")(1)
+    assert record_releases_of(rows, tmp_path / "two").epsilon(1) < math.inf

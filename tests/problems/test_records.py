@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fednormec as fn
 from fednormec.core.bounds import Bound, clip, smooth_normalize
-from fednormec.core.records import Grouped, SumsRecords, bounded_sum
+from fednormec.core.records import Grouped, SumsRecords, batch_sum, bounded_sum
 from fednormec.privacy.records import reach
 from fednormec.problems import neural, record_sums
 
@@ -115,7 +115,7 @@ def test_a_person_is_one_record(name: str, way: str, bound: str) -> None:
     persons = [np.array([3, 1, 3, 1]), np.array([5, 2, 5, 9, 2, 5, 7, 9, 2]), np.zeros(6)]
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize=way, persons=persons)
     assert isinstance(problem, Grouped) and problem.record_sizes.tolist() == [2, 4, 1]
-    own = [[1, 4, 8], [0, 2, 5], [6], [3, 7]]
+    own = [[0, 2, 5], [1, 4, 8], [3, 7], [6]]  # in the order in which they come
     for some in (np.arange(4), np.array([0, 3])):
         expected = literal(module, *data[CLIENT], [own[i] for i in some], BOUNDS[bound](0.8))
         assert close(bounded_sum(problem, at(problem), CLIENT, some, BOUNDS[bound](0.8)), expected)
@@ -163,10 +163,10 @@ def test_neither_strips_nor_passes_change_the_sum(way: str, monkeypatch: pytest.
 @given(st.data())
 def test_any_stack_of_linear_layers(data: st.DataObject) -> None:
     widths = data.draw(st.lists(st.integers(1, 70), min_size=2, max_size=4))
-    biases = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
+    biases = data.draw(st.lists(st.booleans(), min_size=len(widths), max_size=len(widths)))
     n, tau = data.draw(st.integers(1, 130)), data.draw(st.sampled_from([1e-3, 0.5, 50.0]))
     torch.manual_seed(0)
-    layers = [nn.Linear(a, b, bias) for a, b, bias in zip(widths, [*widths[1:], CLASSES], biases, strict=False)]
+    layers = [nn.Linear(a, b, bias) for a, b, bias in zip(widths, [*widths[1:], CLASSES], biases, strict=True)]
     module = nn.Sequential(*[step for layer in layers for step in (layer, nn.Softplus())])
     pair = pairs((widths[0],), (n,))[0]
     problem = fn.NeuralProblem(module, [pair], dtype=torch.float64, vectorize="layers")
@@ -382,3 +382,43 @@ def test_without_privacy_batch_normalisation_looks_at_one_record_alone() -> None
     problem = fn.NeuralProblem(module, data, dtype=torch.float64, vectorize="layers")
     expected = literal(module, *data[CLIENT], [[i] for i in EVERYONE], clip(0.8))
     assert close(bounded_sum(problem, at(problem), CLIENT, EVERYONE, clip(0.8)), expected)
+
+
+def test_a_row_that_overflows_touches_no_other_persons_gradient() -> None:
+    """Persons with fewer rows than others are padded, and never with a row of somebody else's."""
+    rng = np.random.default_rng(0)
+    features, persons = torch.from_numpy(rng.standard_normal((9, 3))), np.array([0, 1, 1, 1, 2, 3, 3, 4, 5])
+    hostile = features.clone()
+    hostile[0] = 1e308
+    labels = torch.ones(9, dtype=torch.float64)
+    sums = [
+        fn.Logistic([rows], [labels], persons=[persons]).record_sum(
+            torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64), 0, np.arange(6), clip(0.5)
+        )
+        for rows in (features, hostile)
+    ]
+    assert float((sums[0] - sums[1]).norm()) <= 2 * 0.5
+
+
+@pytest.mark.parametrize("kind", ["logistic", "mlp"])
+def test_computed_by_itself_no_digit_of_a_gradient_depends_on_who_else_is_drawn(kind: str) -> None:
+    """A server that makes up models can turn a last digit into a whole gradient: here weights of 1e10 where w.a is
+    about 0, with which others' gradients depend on one more record if they are computed together."""
+    rng, n = np.random.default_rng(3), 60
+    features = torch.from_numpy(rng.standard_normal((n, 16))).float()
+    x = torch.from_numpy(rng.standard_normal(16)).float()
+    features -= torch.outer(features @ x, x) / x.square().sum()  # about at right angles to the model
+    if kind == "logistic":
+        problem: fn.Problem = fn.Logistic([features], [torch.ones(n)])
+        point = 1e10 * x
+    else:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        problem = fn.NeuralProblem(module, [(features, torch.arange(n) % 2)])
+        point = problem.init(rng).clone()
+        point[: 16 * 8] = (1e10 * x).repeat(8)
+    bound = clip(1.0)
+    own = [batch_sum(problem, point, 0, np.array([k]), bound, 0.5) for k in range(n)]
+    for batch in (np.arange(n), np.arange(1, n), np.arange(0, n, 7)):
+        found = batch_sum(problem, point, 0, batch, bound, 0.5, alone=True)
+        torch.testing.assert_close(found, torch.stack([own[k] for k in batch]).sum(0), rtol=1e-12, atol=1e-12)

@@ -36,9 +36,9 @@ from fednormec.data import (
 from fednormec.data.federations import FEDERATIONS, Federation, open_federation
 from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.names import BUILT_IN, built_in_name
-from fednormec.data.persons import numbered
 from fednormec.data.sources import Takeable, given_data
 from fednormec.errors import UserError, known
+from fednormec.problems.grouping import numbered
 
 Parts = list[np.ndarray]
 OTHERS = (".txt", ".dat", ".data", ".xls", ".xlsx", ".json", ".jsonl", ".feather", ".arrow", ".pkl", ".pickle", ".pt")

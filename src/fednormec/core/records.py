@@ -23,6 +23,11 @@ RATE = 0.1  # at which records are drawn, if nobody says
 class Draws(Protocol):
     """Randomness of steps on records: who is in a batch, and the noise on its sum."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether each record's gradient is computed by itself, so that no digit of it depends on who else is drawn."""
+        ...
+
     def batch(self, client: int, records: int, moment: Moment, step: int) -> np.ndarray:
         """Draws the numbers of the records in a batch, sorted: each is in it independently of all others.
 
@@ -91,6 +96,7 @@ class Quiet(NamedTuple):
     """
 
     rate_of: Callable[[int], float]
+    alone: bool = False
 
     def batch(self, client: int, records: int, moment: Moment, step: int) -> np.ndarray:
         source = generator(moment.seed, "records", moment.round, client, step)
@@ -181,8 +187,13 @@ def apart_from_data(problem: Problem, x: Tensor) -> Tensor | None:
     return problem.apart_from_data(x) if isinstance(problem, SumsRecords) else None
 
 
-def batch_sum(problem: Problem, x: Tensor, client: int, batch: np.ndarray, bound: Bound, rate: float) -> Tensor:
+def batch_sum(
+    problem: Problem, x: Tensor, client: int, batch: np.ndarray, bound: Bound, rate: float, alone: bool = False
+) -> Tensor:
     """Returns the sum of the bounded gradients of a batch that was drawn, float64 (d,), part by part.
+
+    Gradients that are computed together can differ in their last digits by who is beside them, and a server that makes
+    up models can make much of these digits; `alone` they cannot.
 
     Args:
         problem: the problem.
@@ -191,11 +202,13 @@ def batch_sum(problem: Problem, x: Tensor, client: int, batch: np.ndarray, bound
         batch: numbers of the records that are in it, sorted.
         bound: bound on each record's gradient.
         rate: probability with which a record is in it.
+        alone: whether each record's gradient is computed by itself.
     """
     records = int(record_sizes(problem)[client])
     part = part_of(records, rate)
     total = torch.zeros(problem.dim, dtype=torch.float64, device=x.device)
-    for some in np.split(batch, np.searchsorted(batch, np.arange(part, records, part))):
+    ends = np.arange(1, len(batch)) if alone else np.searchsorted(batch, np.arange(part, records, part))
+    for some in np.split(batch, ends):
         if len(some):
             total += bounded_sum(problem, x, client, some, bound)
     return total
@@ -223,10 +236,10 @@ def sum_of_rows(problem: Problem, x: Tensor, client: int, records: np.ndarray, b
 
     Rows are bounded and added as messages are: the bound holds for the numbers that are really added.
     """
-    examples = examples_of(problem, client, records)
     total = torch.zeros(problem.dim, dtype=torch.float64, device=x.device)
     size = max(1, min(STRIP, NUMBERS // problem.dim))
-    for some in np.split(examples, range(size, len(examples), size)):
+    for part in np.split(records, range(size, len(records), size)):
+        some = examples_of(problem, client, part)
         messages = bound.scale_(problem.grad(x, np.full(len(some), client), some))
         try:
             total += messages.sum(x.new_ones(len(some)), Adding(longest=bound.radius))
@@ -289,7 +302,7 @@ def dp_sgd(
                 for t in range(steps):
                     y = start if t == 0 else plus(start, total, -step * moment.factor / steps)
                     batch, expected = draws.batch(client, size, moment, t), draws.expected(client, size)
-                    summed = batch_sum(problem, y, client, batch, each, expected / size)
+                    summed = batch_sum(problem, y, client, batch, each, expected / size, draws.alone)
                     total += draws.noised(summed, client, moment, t).div_(expected).to(x.dtype)
                     for more in (apart_from_data(problem, y), None if correction is None else correction[r]):
                         if more is not None:

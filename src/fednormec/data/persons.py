@@ -40,18 +40,6 @@ def as_persons(ids: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-def numbered(persons: np.ndarray) -> np.ndarray:
-    """Numbers the persons in the order in which they come: the number of each example's person, (N,).
-
-    >>> numbered(np.array(["bob", "ann", "bob"])).tolist()
-    [0, 1, 0]
-    """
-    _, first, own = np.unique(persons, return_index=True, return_inverse=True)
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    return np.asarray(place[own])
-
-
 def together(persons: Iterable[np.ndarray | None], whose: Iterable[str]) -> None:
     """Raises UserError if some of these examples name their persons, and others do not.
 

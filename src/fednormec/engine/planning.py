@@ -17,9 +17,8 @@ from fednormec.engine.clients import regroups
 from fednormec.errors import UserError
 from fednormec.privacy.asked import Privacy
 from fednormec.privacy.mechanism import Plan, plan
-from fednormec.privacy.records import AnyPlan, RecordPlan, Silos, for_records, plan_records
+from fednormec.privacy.records import PERSON, ROW, AnyPlan, RecordPlan, Silos, for_records, plan_records
 
-RECORD = "one row of a client's data"
 TYPICAL = 500  # number of a client's examples, where the true number must decide nothing
 
 
@@ -52,7 +51,7 @@ def planned_for_records(problem: Problem, algorithm: Algorithm, privacy: Privacy
     there = np.flatnonzero(sizes).tolist()  # in a federation nobody knows how many records others have
     called = problem.client_names if isinstance(problem, Named) else None
     names = [f"client {number}" if called is None else called[number] for number in there]
-    record = "all rows of one person at a client" if isinstance(problem, Grouped) and problem.grouped else RECORD
+    record = PERSON if isinstance(problem, Grouped) and problem.grouped else ROW
     silos = Silos(sizes[there].tolist(), there, names, len(sizes), problem.dim, x.dtype, record)
     return plan_records(privacy, silos, rule, rounds)
 

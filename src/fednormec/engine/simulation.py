@@ -25,7 +25,7 @@ from fednormec.engine.round import Resumed, Round, Saved
 from fednormec.engine.threads import Threads
 from fednormec.errors import BoundBroken, Diverged, UserError, at_least_one
 from fednormec.privacy.asked import Privacy
-from fednormec.privacy.records import AnyPlan, for_clients
+from fednormec.privacy.records import AnyPlan, for_clients, for_records
 
 
 def _nothing(number: int, plan: AnyPlan) -> None:
@@ -111,7 +111,9 @@ def _rounds(
     server, budget = job.algorithm.start(job.x), math.inf
     done, in_vain, releases = resume.round, resume.in_vain, resume.spent
     m, least = job.problem.num_clients, 1
-    if job.plan is not None and (job.plan.budget is not None or job.protocol):
+    plans = (job.plan, for_records(job.plan))
+    if job.protocol or any(plan is not None and plan.budget is not None for plan in plans):
+        assert job.plan is not None
         budget = job.plan.rounds  # with the protocol clients agreed to no more messages than there are rounds
     if job.mechanism is not None:
         least = job.mechanism.least_cohort

@@ -241,6 +241,8 @@ def preparing(
             try:
                 kept = _computed(federation, client, request, rows, local)
             except BoundBroken:  # says by how much, which is a figure of the client's data
+                if computed_on is not None:
+                    computed_on.may_leave()  # the refusal does: asked again, it is computed and counted again
                 tell("the method here made a message that is longer than its bound: it was not sent")
                 return _refused(request, "the method here broke its bound")
             if kept.left_out:

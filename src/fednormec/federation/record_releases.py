@@ -16,7 +16,7 @@ from fednormec.files import replace_text, to_json
 from fednormec.privacy.accounting import Hidden, Open, Release, epsilon_of_all
 from fednormec.privacy.calibrate import most_rounds
 from fednormec.privacy.labels import up
-from fednormec.privacy.records import RecordPlan
+from fednormec.privacy.records import PERSON, ROW, RecordPlan
 
 Counts = tuple[tuple[Release, int], ...]
 
@@ -45,7 +45,9 @@ class RecordReleases:
         if plan.secure:
             shift = silo.sum.shift if isinstance(release, Open) else 1.0
             std = shift / (release.mus[0] if isinstance(release, Open) else release.mu)
-        self._empty = _Computed(0, "", silo.records, silo.rate, silo.steps, std, release.unlike, beside)
+        self._empty = _Computed(
+            0, "", silo.records, silo.sum.p, silo.steps, std, release.unlike, beside, plan.record
+        )  # fmt: skip
 
     @property
     def has_budget(self) -> bool:
@@ -60,7 +62,7 @@ class RecordReleases:
     @property
     def most(self) -> int:
         """Number of rounds that the agreement has."""
-        return self._plan.rounds_before + self._plan.rounds
+        return self._plan.rounds
 
     def count(self) -> int:
         """Returns the number of rounds under this agreement; raises UserError if the file is damaged."""
@@ -157,7 +159,7 @@ class RecordReleases:
         """Returns the releases under all other agreements; None if some of them protected no record."""
         those = [one for agreed, one in every.items() if agreed != self._agreed and one.rounds]
         _, messages = self._messages(every)
-        if messages is None or any(one.std is None for one in those):
+        if messages is None or any(one.std is None or not self._covers(one) for one in those):
             return None
         return (*((self._release(one), one.rounds * one.steps) for one in those), *messages)
 
@@ -171,6 +173,10 @@ class RecordReleases:
         if any(one.std is None for one in found):
             return count, None
         return count, tuple((Open((1.0,), (2 / one.std,), unlike=one.unlike), one.releases) for one in found if one.std)
+
+    def _covers(self, one: "_Computed") -> bool:
+        """Returns whether what was a record then is at least what is one now: rows of a person pay one by one."""
+        return one.record == self._plan.record or one.record == PERSON
 
     def _release(self, one: "_Computed") -> Release:
         """Returns one step under an agreement, by the neighbours of this one."""
@@ -209,6 +215,7 @@ class _Computed(NamedTuple):
         std: noise on the sum of a step, over the radius; None if there is none that protects.
         unlike: how unlike that noise is to continuous noise, as in `accounting.Hidden`.
         beside: whether the agreement protects clients, too.
+        record: what a record is, in words.
     """
 
     rounds: int
@@ -219,6 +226,7 @@ class _Computed(NamedTuple):
     std: float | None
     unlike: float = 0.0
     beside: bool = False
+    record: str = ROW
 
 
 def rounds_in(folder: Path) -> dict[str, _Computed]:
@@ -239,14 +247,15 @@ def _alike(one: _Computed, other: _Computed) -> bool:
     """Returns whether rounds are on as many records and with the same noise."""
     if (one.std is None) != (other.std is None) or not math.isclose(one.std or 1.0, other.std or 1.0, rel_tol=1e-6):
         return False
-    return one[2:5] == other[2:5] and one.beside == other.beside
+    return one[2:5] == other[2:5] and one[7:] == other[7:]
 
 
 def _possible(one: _Computed) -> bool:
     counts = all(type(n) is int and n >= 0 for n in (one.rounds, one.records, one.steps)) and one.steps > 0
     numbers = all(type(n) in (int, float) and math.isfinite(n) for n in (one.rate, one.unlike, one.std or 1.0))
     possible = numbers and 0 < one.rate <= 1 and 0 <= one.unlike <= 1 and (one.std is None or one.std > 0)
-    return counts and possible and type(one.under_way) is str and type(one.beside) is bool
+    named = type(one.under_way) is str and one.record in (ROW, PERSON)
+    return counts and possible and named and type(one.beside) is bool
 
 
 @lru_cache(maxsize=8)

@@ -34,7 +34,7 @@ class Privacy:
         noise_std: noise on every coordinate, relative to the bound's radius: of the sum (central) or of each message.
         trust: "central" (an aggregator is trusted with the cohort and the exact sum, and adds the noise), "secagg" (the
             server sees who takes part, and the sum of messages that carry noise already) or "local" (it sees each
-            message).
+            message). Of records alone always "silo": nobody but the client that has them is trusted.
         adjacency: "zero_out" (a client's messages become 0) or "replace_one" (they become any others).
         colluders: number of clients who tell the server their own noise; matters in secagg.
         min_cohort: in secagg, a round with fewer senders is called off.

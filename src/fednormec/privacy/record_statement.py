@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fednormec.privacy.asked import SILO
 from fednormec.privacy.labels import NOT_PRIVATE, up
 from fednormec.privacy.outlook import outlook
-from fednormec.privacy.records import RecordPlan, Silo
+from fednormec.privacy.records import PERSON, RecordPlan, Silo
 
 ADJACENCY = {
     "zero_out": "the record stays counted and enters no gradient",
@@ -112,9 +112,10 @@ def _grounds(plan: RecordPlan, rounds: int, again: int, counted: int, second: fl
     yield "unit", f"{plan.record}; neighbours: {ADJACENCY[plan.adjacency]}"
     yield "trust", TRUST
     repeated = f" ({again} of the rounds were interrupted and drawn again)" if again else ""
+    where = "here" if 0 < len(plan.silos) < plan.num_silos else "in each client"
     yield (
         "released",
-        f"in each client {rounds} rounds of {plan.steps} local steps, {rounds * plan.steps:,} noisy sums of bounded "
+        f"{where} {rounds} rounds of {plan.steps} local steps, {rounds * plan.steps:,} noisy sums of bounded "
         f"gradients, and all that follows from them: messages, models, memories, control variates{repeated}",
     )
     kind = "discrete Gaussian on a grid" if plan.discrete else "Gaussian"
@@ -172,7 +173,7 @@ def _not_covered(plan: RecordPlan, counted: int) -> Iterator[str]:
             f"{up(plan.epsilon(plan.rounds))}"
         )
     yield "what the client itself knows, and whoever runs the program on its machine: they have the records"
-    if plan.record.startswith("all rows"):
+    if plan.record == PERSON:
         yield "a person whose rows are with several clients: the ε of each of them adds up"
     else:
         yield (
@@ -193,7 +194,12 @@ def _not_covered(plan: RecordPlan, counted: int) -> Iterator[str]:
     if not plan.secure:
         yield ("whoever knows the seed, or sees two runs with the same seed and stream: noise and batches follow from "
                'it; deploy with privacy.randomness = "secure"')  # fmt: skip
-    yield "the last digits of a gradient, which can depend on the records computed beside it, and how long a step takes"
+    yield "how long a step takes"
+    if not plan.alone:
+        yield (
+            "the last digits of a gradient, which can depend on the records computed beside it: a server that makes up "
+            'models can make much of them. With privacy.randomness = "secure" each is computed by itself'
+        )
     small = [silo for silo in plan.silos if plan.delta * silo.records >= 1]
     if small:
         most = max(silo.records for silo in small)

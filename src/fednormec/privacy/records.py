@@ -28,6 +28,7 @@ from fednormec.privacy.asked import SILO, Adjacency, Privacy
 from fednormec.privacy.calibrate import most_rounds
 from fednormec.privacy.mechanism import LEAST_UNITS, MOST_UNITS, Mechanism, Plan
 
+ROW, PERSON = "one row of a client's data", "all rows of one person at a client"
 BATCH, NOISE = "records", "record noise"  # purposes of randomness
 UNHEARD_OF = 1e-60  # probability of a larger batch than is counted on: of 10⁹ of them together far below any δ
 EVALUATIONS = 400  # of ε in a run, over all silos, before steps between them get longer
@@ -191,6 +192,11 @@ class RecordPlan:
 
     # what `Draws` asks for
 
+    @property
+    def alone(self) -> bool:
+        """Whether each record's gradient is computed by itself: a server that nobody trusts may send the models."""
+        return self.secure
+
     def batch(self, client: int, records: int, moment: Moment, step: int) -> np.ndarray:
         silo = self.by_number[client]
         assert silo.records == records, "the plan was made for another number of records"
@@ -222,7 +228,7 @@ class Silos(NamedTuple):
     total: int
     dim: int
     dtype: torch.dtype = torch.float32
-    record: str = "one row of a client's data"
+    record: str = ROW
 
 
 def plan_records(asked: Privacy, silos: Silos, rule: PerRecord, rounds: int) -> RecordPlan:
@@ -258,19 +264,23 @@ def plan_records(asked: Privacy, silos: Silos, rule: PerRecord, rounds: int) -> 
     )  # fmt: skip
 
 
-def reach(dim: int, dtype: torch.dtype, records: int, exact_sums: bool = False, rate: float = 1.0) -> float:
+def reach(
+    dim: int, dtype: torch.dtype, records: int, exact_sums: bool = False, rate: float = 1.0, alone: bool = False
+) -> float:
     """Bounds how far one record can move the computed sum of a batch, beyond its bound, relative to that.
 
     Bounded gradients are added in strips of 64 in their own dtype and the strips in float64, in places that do not
     depend on what a record holds: where all are in the batch, one strip alone is another. Where batches are drawn, a
     record that is in one moves those after it by a place, and every strip of its part (`part_of`) can round
     differently; a part has more than is counted on with a probability below 1e-60. On a grid (`exact_sums`) the sum is
-    then rounded to it, which can add a unit in each coordinate.
+    then rounded to it, which can add a unit in each coordinate. Gradients that are computed `alone` are added in
+    float64.
     """
     eps = float(torch.finfo(dtype).eps)
     drawn, in_part = (n - int(binom.ppf(UNHEARD_OF, n, 1 - rate)) for n in (records, part_of(records, rate)))
     together = in_part if rate < 1 else min(STRIP, records)
-    within = min(STRIP, together) * together * eps + drawn**2 * float(torch.finfo(torch.float64).eps)
+    within = 0.0 if alone else min(STRIP, together) * together * eps
+    within += drawn**2 * float(torch.finfo(torch.float64).eps)
     within += norm_error(torch.empty(0, dim, dtype=dtype))
     if not exact_sums:
         return within
@@ -283,7 +293,7 @@ def reach(dim: int, dtype: torch.dtype, records: int, exact_sums: bool = False, 
 
 def _mechanism(asked: Privacy, silos: Silos, rule: PerRecord, size: int, name: str) -> Mechanism:
     wanted, rate = asked.of_records, rule.rate_of(size, name)
-    more, std = reach(silos.dim, silos.dtype, size, asked.discrete, rate), wanted.noise_std or 1.0
+    more, std = reach(silos.dim, silos.dtype, size, asked.discrete, rate, asked.secure), wanted.noise_std or 1.0
     radius = rule.bound.radius * (1 + more if asked.discrete else 1.0)
     return Mechanism(
         size, poisson(rate), std, radius, "central", wanted.adjacency, secure=asked.secure,

@@ -38,6 +38,18 @@ class Grouping(NamedTuple):
         return Grouping(self.sizes[first:last].copy(), self.order[first:last], self.starts[first:last])
 
 
+def numbered(ids: np.ndarray) -> np.ndarray:
+    """Numbers ids in the order in which they come: which ids they are decides nothing.
+
+    >>> numbered(np.array(["bob", "ann", "bob"])).tolist()
+    [0, 1, 0]
+    """
+    _, first, own = np.unique(ids, return_index=True, return_inverse=True)
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return np.asarray(place[own])
+
+
 def grouped(persons: Sequence[np.ndarray] | None, sizes: np.ndarray) -> Grouping:
     """Returns how the examples of each client make up records; raises UserError if the persons do not fit them.
 
@@ -54,7 +66,16 @@ def grouped(persons: Sequence[np.ndarray] | None, sizes: np.ndarray) -> Grouping
         ids = np.asarray(ids)
         if ids.shape != (size,):
             raise UserError(f"client {client} has {size} examples, but persons for {len(ids)}: give one for each.")
-        _, own, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        own = numbered(ids)
         orders.append(np.argsort(own, kind="stable"))
-        starts.append(np.concatenate([[0], np.cumsum(counts)]))
+        starts.append(np.concatenate([[0], np.cumsum(np.bincount(own))]))
     return Grouping(np.array([len(start) - 1 for start in starts], dtype=np.int64), tuple(orders), tuple(starts))
+
+
+def own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Replaces padding by an example that the row uses anyway.
+
+    Whatever another client's data hold must not touch it.
+    """
+    first = examples[np.arange(len(examples)), mask.argmax(axis=1)]
+    return np.where(mask, examples, first[:, None])

@@ -17,7 +17,7 @@ from fednormec.core.problem import ByClient, Interval, Metrics, tile_size
 from fednormec.core.randomness import generator
 from fednormec.core.vectors import some_of, take
 from fednormec.errors import UserError, at_least_one, non_negative
-from fednormec.problems.grouping import grouped
+from fednormec.problems.grouping import grouped, own_padding
 from fednormec.problems.metrics import checked_owners, means_of
 
 EPS: Final = float(np.finfo(np.float64).eps)
@@ -245,9 +245,10 @@ class Logistic:
         if (examples >= self._sizes[ids][:, None]).any():
             raise IndexError("an index in `examples` is not below the size of its client")
         owners = torch.tensor(ids, device=self._signed.device).unsqueeze(1)
-        chosen = torch.tensor(examples, device=self._signed.device)
-        present = (chosen >= 0).to(self._signed.dtype)
-        return self._signed[owners, chosen.clamp(min=0)], present / present.sum(1, keepdim=True)
+        there = examples >= 0
+        present = torch.tensor(there, device=self._signed.device).to(self._signed.dtype)
+        own = torch.tensor(own_padding(examples, there), device=self._signed.device)
+        return self._signed[owners, own], present / present.sum(1, keepdim=True)
 
     def _test_figures(self, x: Tensor) -> dict[str, float]:
         if self._test is None:

@@ -23,7 +23,7 @@ from fednormec.core.stages import stage
 from fednormec.core.vectors import Layout, flatten, layout_of, neighbours, some_of
 from fednormec.errors import UserError, at_least_one, one_of
 from fednormec.problems import apart
-from fednormec.problems.grouping import grouped
+from fednormec.problems.grouping import grouped, own_padding
 from fednormec.problems.layers import Layered, for_convolutions
 from fednormec.problems.losses import OURS, Loss, loss_named, require_fitting
 from fednormec.problems.metrics import ADDITIVE, LOWER, Metric, checked_owners, means_of, measured, metrics_of
@@ -194,7 +194,7 @@ class NeuralProblem:
         else:
             examples = _all_examples(sizes) if examples is None else examples
             mask = examples >= 0
-            index = self._starts[ids][:, None] + _own_padding(examples, mask)
+            index = self._starts[ids][:, None] + own_padding(examples, mask)
         padded = mask is not None and not mask.all()
         waste = 0.0 if mask is None else 1 - mask.mean()
         wasteful = padded and (self._needs_whole_batches or (self._convolves and waste > MOST_PADDING))
@@ -794,15 +794,6 @@ def _all_examples(sizes: np.ndarray) -> np.ndarray:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True)
-
-
-def _own_padding(examples: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Replaces padding by an example that the row uses anyway.
-
-    Whatever another client's data hold must not touch it.
-    """
-    first = examples[np.arange(len(examples)), mask.argmax(axis=1)]
-    return np.where(mask, examples, first[:, None])
 
 
 def _classifies(outputs: Any, targets: Tensor) -> bool:

@@ -63,7 +63,7 @@ def _factors(gradients: RecordGradients, bound: Bound, dim: int) -> np.ndarray:
         usual = (norms < 1e15) & (factors > 1e-30) & (factors < 1e30)
         usual &= factors * back < 1e30
         # numbers below the least normal one are rounded by absolute amounts, which what goes in multiplies
-        usual &= tiny * dim**0.5 * into < torch.finfo(rows.dtype).eps * bound.radius
+        usual &= tiny * dim**0.5 * np.maximum(into, 1.0) < torch.finfo(rows.dtype).eps * bound.radius
     return np.where(norms == 0, 0.0, np.where(usual, factors, np.nan))
 
 

@@ -51,6 +51,7 @@ class _Run(NamedTuple):
     spent: Spent | None
     of_records: Spent | None
     released: bool
+    person: str
 
 
 def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | None:
@@ -78,6 +79,13 @@ def price_of(paths: Sequence[Path], ranked_by: str | None = None) -> Price | Non
     of_records = [run.of_records for run in runs if run.of_records is not None]
     if len({len(s.parts) for s in of_records}) > 1 or len({len(s.parts) for s in spent}) > 1:
         why = "the runs have records with other numbers of clients: there is no one ε of them all"
+        return Price(len(spent), rounds, None, None, None, why)
+    of_each = of_records if of_records else spent if any(one.get("trust") == "silo" for one in asked) else []
+    if len({run.clients for run in runs}) > 1 and any(len(set(s.parts)) > 1 for s in of_each):
+        why = (
+            "the seed or [data] deals the records anew, and clients have unlike noise: a record may have been with the "
+            "one that pays most each time, so that there is no one ε of them all"
+        )
         return Price(len(spent), rounds, None, None, None, why)
     delta, covered = asked[0]["delta"], ranked_by is None
     epsilon = _together(spent, delta)
@@ -119,7 +127,9 @@ def _run(path: Path) -> _Run:
     clients = repr((config.get("problem"), config.get("data"), seed))
     if isinstance(found, dict) and isinstance(found.get("problem"), dict):
         clients = repr([found["problem"].get(key) for key in ("clients", "data")])
-    return _Run(clients, seed, config.get("privacy"), spent_in(path), spent_in(path, LEDGER_OF_RECORDS), released)
+    person = repr(config.get("data", {}).get("person"))
+    spent, of_records = spent_in(path), spent_in(path, LEDGER_OF_RECORDS)
+    return _Run(clients, seed, config.get("privacy"), spent, of_records, released, person)
 
 
 def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
@@ -129,6 +139,8 @@ def _no_number(runs: Sequence[_Run], asked: Sequence[dict[str, Any]]) -> str:
         return f"{NOT_PRIVATE}: {bare} of these runs had no noise, which no ε of the others makes good"
     if any(privacy.get("noise_scale") == TOTAL_NORM for privacy in asked):
         return f"{NOT_PRIVATE}: noise in some of these runs protects nobody"
+    if len({run.person for run in runs if run.privacy is not None}) > 1:
+        return "the cells differ in who a record is (data.person): there is no one ε of them all"
     if len({repr([privacy.get(key) for key in SAME_PROMISE]) for privacy in asked}) > 1:
         return "the cells differ in δ, trust, adjacency, colluders or who draws: there is no one ε of them all"
     return ""
