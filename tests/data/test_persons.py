@@ -23,6 +23,7 @@ from fednormec.config.forms import read_agreed
 from fednormec.config.own import Loading
 from fednormec.config.schema import Config, dump, read
 from fednormec.core.bounds import clip
+from fednormec.core.ids import numbered
 from fednormec.core.records import bounded_sum, record_sizes
 from fednormec.data import Columns, Examples, FederatedData, Kind, from_frame, hold_out, read_folder, read_npz, split
 from fednormec.data.features import Extractor, with_features
@@ -30,7 +31,6 @@ from fednormec.data.persons import as_persons
 from fednormec.data.sources import given_data
 from fednormec.engine.planning import planned_for_records
 from fednormec.errors import UserError
-from fednormec.problems.grouping import numbered
 
 RNG = np.random.default_rng(0)
 ROWS, PEOPLE = 90, 30

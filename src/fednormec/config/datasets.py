@@ -18,6 +18,7 @@ from fednormec.config.settings import (
     DEALING,
     DataSettings,
 )
+from fednormec.core.ids import numbered
 from fednormec.core.randomness import generator
 from fednormec.data import (
     FederatedData,
@@ -38,7 +39,6 @@ from fednormec.data.images import IMAGE_SETS, open_images
 from fednormec.data.names import BUILT_IN, built_in_name
 from fednormec.data.sources import Takeable, given_data
 from fednormec.errors import UserError, known
-from fednormec.problems.grouping import numbered
 
 Parts = list[np.ndarray]
 OTHERS = (".txt", ".dat", ".data", ".xls", ".xlsx", ".json", ".jsonl", ".feather", ".arrow", ".pkl", ".pickle", ".pt")

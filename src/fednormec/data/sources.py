@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from fednormec.core.ids import numbered
 from fednormec.data.items import gathered, is_dataset
 from fednormec.data.persons import as_persons, together
 from fednormec.data.texts import as_texts, content
 from fednormec.errors import UserError, at_least_one
-from fednormec.problems.grouping import numbered
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fednormec.core.ids import numbered
 from fednormec.errors import UserError
 
 
@@ -36,18 +37,6 @@ class Grouping(NamedTuple):
         if self.order is None:
             return Grouping(self.sizes[first:last].copy())
         return Grouping(self.sizes[first:last].copy(), self.order[first:last], self.starts[first:last])
-
-
-def numbered(ids: np.ndarray) -> np.ndarray:
-    """Numbers ids in the order in which they come: which ids they are decides nothing.
-
-    >>> numbered(np.array(["bob", "ann", "bob"])).tolist()
-    [0, 1, 0]
-    """
-    _, first, own = np.unique(ids, return_index=True, return_inverse=True)
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    return np.asarray(place[own])
 
 
 def grouped(persons: Sequence[np.ndarray] | None, sizes: np.ndarray) -> Grouping:
