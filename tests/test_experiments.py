@@ -10,6 +10,7 @@ import contrast
 import entries
 import gradients
 import heads
+import hospital_silos
 import leaderboard
 import numpy as np
 import outlook
@@ -19,6 +20,7 @@ import pytest
 import rates
 import readings
 import shakespeare
+import silo_data
 import standings
 import torch
 from paths import ROOT
@@ -518,3 +520,36 @@ def test_settings_of_the_leaderboard_mean_the_same_in_every_method() -> None:
     assert all(0 < end <= 3.0 * 2.0 * 1.001 for end in ends)
     assert max(ends) < 1.6 * min(ends)  # of SCAFFOLD's message half is the control variate: 1/√2
     assert max(ends) > 0.5 * 3.0 * 2.0
+
+
+# Silos that protect each of their records
+
+
+def test_the_silos_of_the_experiment_hold_whole_persons_out() -> None:
+    dealt = hospital_silos.split(silo_data.SETS["diabetes"], 3)
+    assert [len(own) + len(aside) for own, aside in zip(*dealt, strict=True)] == [177, 110, 75, 49, 31]
+    x, y, person = np.ones((40, 2)), np.zeros(40), np.arange(40) % 10
+    made = silo_data.Set("", "", "accuracy", lambda seed: [silo_data.Examples(x, y, silo_data.VALUES, person)] * 2)
+    train, test = hospital_silos.split(made, 0)
+    for own, aside in zip(train, test, strict=True):
+        assert own.person is not None and aside.person is not None
+        assert len(set(aside.person.tolist())) == 3 and not set(own.person.tolist()) & set(aside.person.tolist())
+    problem = hospital_silos.problem(made, hospital_silos.Split(train, test).together.train)
+    assert isinstance(problem, fn.Logistic) and problem.record_sizes.tolist() == [14]  # of two silos, 7 persons each
+
+
+@pytest.mark.long
+def test_together_silos_learn_more_than_alone() -> None:
+    """At ε = 1/2, where noise matters most: they lose less to it than each alone, and more than one silo would."""
+    cancer = silo_data.SETS["breast cancer"]
+
+    def reached(name: str, epsilon: float | None) -> float:
+        return float(np.mean([hospital_silos.measured(cancer, name, epsilon, seed) for seed in range(4)]))
+
+    together, alone, pooled = (reached(name, 0.5) for name in ("fed_avg", "local_training", "pooled"))
+    assert alone + 4 < together < pooled < reached("exact", None) - 3
+    assert reached("fed_avg", None) > together + 4
+
+
+def test_the_page_on_silos_has_the_tables_of_its_results() -> None:
+    assert hospital_silos.tables() in (EXPERIMENTS / "hospitals" / "README.md").read_text()
