@@ -217,3 +217,10 @@ def test_rounds_that_protected_a_row_leave_no_epsilon_for_a_person(tmp_path):
     (tmp_path / "two").mkdir()
     client(persons, tmp_path / "two")(1)
     assert record_releases_of(rows, tmp_path / "two").epsilon(1) < math.inf
+
+
+def test_the_server_says_whose_rows_are_one_record_where_that_was_agreed(tmp_path):
+    base = asked() | {"data": {"label": "y", "person": "patient", "features": ["a"], "scale": {"a": [0, 1]}}}
+    base["federation"] = base["federation"] | {"inputs": [1]}
+    assert for_server(base, tmp_path).records.record.startswith("all rows of one person")
+    assert for_server(asked(), tmp_path).records.record.startswith("one row")

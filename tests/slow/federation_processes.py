@@ -280,6 +280,34 @@ def test_the_readmes_commands_are_a_federation(tmp_path):
     assert (tmp_path / "fed" / "run" / "privacy.txt").read_text().startswith("ε ≤ 8.00 at δ = 1e-05 for each client")
 
 
+def test_the_commands_of_the_hospitals_page_lead_from_files_to_a_statement(tmp_path):
+    """Each block as it stands, one after another; what the page says they print, they print."""
+    page = (ROOT / "docs" / "hospitals.md").read_text(encoding="utf-8")
+    (tmp_path / "hospitals.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.S)[0])
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    here = f"--classes 2 --address localhost:{free_port()}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    said = ""
+    for block in re.findall(r"```sh\n(.*?)```", page, re.S):
+        done = subprocess.run(
+            ["bash", "-ec", block.replace("--classes 2", here)], cwd=tmp_path, env=os.environ | {"PATH": path},
+            timeout=240, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        said += done.stdout
+    lines = {line.strip() for line in said.splitlines()}
+    missing = [line for text in re.findall(r"```text\n(.*?)```", page, re.S) for line in text.splitlines()
+               if line.strip() not in lines]  # fmt: skip
+    assert missing == []
+    for name, patients in {"north": 182, "south": 114, "east": 80, "west": 51, "coast": 28}.items():
+        signed = (tmp_path / "fed" / "clients" / name / "statement.txt").read_text()
+        assert "ε ≤ 3.00 at δ = 0.0001 for each record" in signed and f"{name}: {patients} records" in signed
+        counted = json.loads((tmp_path / "fed" / "clients" / name / "records.json").read_text())
+        assert [one["rounds"] for one in counted.values()] == [20]
+    summary = json.loads((tmp_path / "fed" / "run" / "summary.json").read_text())
+    assert summary["metrics"]["test_accuracy"] > 0.8  # 0.63 are benign
+
+
 def test_nothing_speaks_to_anybody_else(made, tmp_path, monkeypatch):
     """Every address that any of the processes connects to is this machine's, by Python's own account."""
     spy = tmp_path / "spy"

@@ -320,7 +320,7 @@ def _federation(
     about = check("[federation]", config["federation"], FederationSettings)
     resolved = experiment.config | {"federation": {key: value for key, value in about.items() if value is not None}}
     resolved |= {"data": encoding(config)} if encoding(config) else {}
-    problem = _Party(experiment.problem, settings.clients, client, reports)
+    problem = _Party(experiment.problem, settings.clients, client, reports, "person" in encoding(config))
     names, shapes = tuple(map(str, encoding(config).get("labels", ()))), experiment.shapes
     if shapes is not None and len(names) == shapes.outputs:
         experiment = experiment._replace(shapes=shapes._replace(classes=names))
@@ -356,10 +356,14 @@ class _Party:
         names: names of the clients in the federation.
         client: number of the client; None for the server.
         reports: asks clients for their figures of a model.
+        persons: whether all agreed that a record is all rows of a person.
     """
 
-    def __init__(self, like: Problem, names: Sequence[str], client: int | None, reports: Reports | None) -> None:
+    def __init__(
+        self, like: Problem, names: Sequence[str], client: int | None, reports: Reports | None, persons: bool
+    ) -> None:
         self._like, self._num_clients, self._client, self._reports = like, len(names), client, reports
+        self._persons = persons
         self.client_names = tuple(names)
 
     @property
@@ -391,7 +395,7 @@ class _Party:
 
     @property
     def grouped(self) -> bool:
-        return isinstance(self._like, Grouped) and self._like.grouped
+        return self._persons or (isinstance(self._like, Grouped) and self._like.grouped)
 
     @property
     def record_sizes(self) -> np.ndarray:
