@@ -36,7 +36,7 @@ Budget = Annotated[
     float | None,
     typer.Option(
         metavar="EPSILON",
-        help="The ε that all that leaves your data may come to, under whatever agreements.",
+        help="The largest ε that all that leaves your data may come to, over all agreements.",
         show_default="what this agreement promises",
     ),
 ]
@@ -253,8 +253,8 @@ after a crash: the memory is in DIR.
 --explain says what would happen, for you to read before you take part: what leaves this machine, what is promised,
 which code runs. --check tries data, certificate, disk and server.
 
-Where records are protected (privacy.unit = "record"), DIR/statement.txt says in the end what may be said to those
-whose records they are.
+Where records are protected (privacy.unit = "record"), DIR/statement.txt is in the end the privacy statement for the
+people in your data.
 
 \b
 Examples:

@@ -188,7 +188,10 @@ def _explained(folder: Path, how: Joining, mine: Member) -> Iterator[tuple[str, 
     for file, digest in federation.experiment.config.get("code", {}).items():
         yield "code", f"{file}, sha256 {digest}: part of what all agreed on; read it"
     kept = "" if how.keep_model is None else f"; at the end the trained model in {how.keep_model}"
-    yield "writes", f"its memory of the training and the number of its messages in {folder} (private){kept}"
+    counts = "the number of its messages" if federation.records is None else (
+        f"counts of its messages and of rounds on its records, and at the end {STATEMENT},"
+    )  # fmt: skip
+    yield "writes", f"its memory of the training and {counts} in {folder} (private){kept}"
     if together(federation):
         own_key(federation, mine.number, folder)  # raises UserError if it is not the one that all agreed on
     for counted in counts_of(federation, folder, how.budget):
@@ -203,8 +206,8 @@ def _noise(plan: AnyPlan | None) -> str:
     if isinstance(plan, RecordPlan):
         (silo,) = plan.silos
         return (f"what follows from {plan.steps} local steps, each on a batch of about {silo.rate * silo.records:,.3g} "
-                f"of {silo.records:,} records, with noise of std {silo.sum.noise_std * silo.sum.radius:.3g} on the sum "
-                f"of their gradients, none longer than {plan.tau:.3g}")  # fmt: skip
+                f"of {silo.records:,} records, with noise of std {silo.sum.noise_std * silo.sum.radius:.3g} on every "
+                f"number of the sum of their gradients, none of which is longer than {plan.tau:.3g}")  # fmt: skip
     m = plan.mechanism
     said = f"Gaussian noise{'' if m.grid is None else ' on a grid'} of std {m.noise_std * m.radius:.3g} in every number"
     if m.protocol:
