@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fednormec.errors import UserError
-from fednormec.federation.releases import RECORDS, messages_in
+from fednormec.federation.releases import RECORDS, in_the_way, messages_in
 from fednormec.files import replace_text, to_json
 from fednormec.privacy.accounting import Hidden, Open, Release, epsilon_of_all
 from fednormec.privacy.calibrate import most_rounds
@@ -128,18 +128,7 @@ class RecordReleases:
 
     def trouble(self) -> str | None:
         """Returns why not to take part: what was computed takes up the budget. None: nothing stands in the way."""
-        wanted, left, holds = self.most - self.count(), self.left(), math.isfinite(self.epsilon())
-        if left == wanted or (self._budget is not None and left):
-            return None
-        if self._budget is not None:
-            return f"{self.said()}: give {'a larger' if holds else 'no'} --budget if you accept that."
-        if not holds:
-            return None  # `said` says so: there is no ε to keep to
-        whole, promised = up(self.epsilon(wanted)), up(self._plan.epsilon(self._plan.rounds))
-        return (
-            f"{self.said()}. All of them take it to ε ≤ {whole}, and this agreement promises {promised}. Give --budget "
-            f"{whole} if you accept that, or let all agree on more noise."
-        )
+        return in_the_way(self, self._plan)
 
     def _paid_for(self, every: "dict[str, _Computed]") -> int:
         """Returns how many rounds under this agreement may have been computed in all."""

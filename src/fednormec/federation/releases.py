@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fednormec.errors import UserError
 from fednormec.files import replace_text, to_json
@@ -13,6 +13,7 @@ from fednormec.privacy.accounting import Open, Release, epsilon_of_all
 from fednormec.privacy.calibrate import most_rounds
 from fednormec.privacy.labels import up
 from fednormec.privacy.mechanism import Plan
+from fednormec.privacy.records import AnyPlan
 
 FILE, RECORDS = "releases.json", "records.json"  # of messages, and of rounds on records
 Others = tuple[tuple[float, float, int], ...]  # mu, unlike and number of messages
@@ -109,20 +110,14 @@ class Releases:
             f"beforehand. The budget pays for {self.left():,} of the {self.most - count:,} that this one still asks for"
         )
 
+    @property
+    def limited(self) -> bool:
+        """Whether the budget is another one than what the agreement promises."""
+        return self._budget is not None
+
     def trouble(self) -> str | None:
         """Returns why not to take part: what left before takes up the budget. None: nothing stands in the way."""
-        wanted, left, holds = self.most - self.count(), self.left(), math.isfinite(self.epsilon())
-        if left == wanted or self._plan is None or (self._budget is not None and left):
-            return None
-        if self._budget is not None:
-            return f"{self.said()}: give {'a larger' if holds else 'no'} --budget if you accept that."
-        if not holds:
-            return None  # `said` says so: there is no ε to keep to
-        whole, promised = up(self.epsilon(wanted)), up(self._plan.epsilon(self._plan.rounds))
-        return (
-            f"{self.said()}. All of them take it to ε ≤ {whole}, and this agreement promises {promised}. Give --budget "
-            f"{whole} if you accept that, or let all agree on more noise."
-        )
+        return None if self._plan is None else in_the_way(self, self._plan)
 
     def _paid_for(self, every: "dict[str, _Released]") -> int:
         """Returns how many messages under this agreement may have left in all."""
@@ -171,6 +166,40 @@ class Releases:
 
     def _load(self) -> dict[str, "_Released"]:
         return messages_in(self.path.parent)
+
+
+class Counting(Protocol):
+    """Count of what an agreement asks for, with a budget."""
+
+    @property
+    def most(self) -> int: ...
+    @property
+    def limited(self) -> bool: ...
+    def count(self) -> int: ...
+    def left(self) -> int: ...
+    def epsilon(self, more: int = 0) -> float: ...
+    def said(self) -> str: ...
+
+
+def in_the_way(counted: Counting, plan: AnyPlan) -> str | None:
+    """Returns why not to take part: what was counted before takes up the budget. None: nothing stands in the way.
+
+    Args:
+        counted: the count.
+        plan: what the agreement promises.
+    """
+    wanted, left, holds = counted.most - counted.count(), counted.left(), math.isfinite(counted.epsilon())
+    if left == wanted or (counted.limited and left):
+        return None
+    if counted.limited:
+        return f"{counted.said()}: give {'a larger' if holds else 'no'} --budget if you accept that."
+    if not holds:
+        return None  # `said` says so: there is no ε to keep to
+    whole, promised = up(counted.epsilon(wanted)), up(plan.epsilon(plan.rounds))
+    return (
+        f"{counted.said()}. All of them take it to ε ≤ {whole}, and this agreement promises {promised}. Give --budget "
+        f"{whole} if you accept that, or let all agree on more noise."
+    )
 
 
 def messages_in(folder: Path) -> "dict[str, _Released]":
